@@ -18,7 +18,7 @@ import oneflow as flow
 from libai.benchmark.protocol import Unavailable, Variant, serve
 from libai.benchmark.raw_loops import RawEager, RawGraph
 from libai.engine import HookBase, Run, default_setup
-from libai.engine.run.build import Parts
+from libai.engine.run.build import RunParts
 from libai.launch.guard import leave_at_once
 from libai.layers.random import draws_randomness
 from libai.parallel import Mesh
@@ -135,7 +135,7 @@ class RawVariant(OneFlowVariant):
                 "no clipping by value, no AMP and no activation checkpointing"
             )
         super().__init__(config)
-        parts = Parts(config, Mesh.of_this_job(self._device))
+        parts = RunParts(config, Mesh.of_this_job(self._device))
         self._loader = iter(parts.train_loader)
         self._accumulation = parts.sizes.accumulation
         self.samples_per_iter = parts.plan.global_batch_size

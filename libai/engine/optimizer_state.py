@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import oneflow as flow
 from oneflow import nn
 
-from libai.optim import JoinedUpdates, export_state, import_state, named_graph_state
+from libai.optim import export_state, import_state, named_graph_state
 from libai.optim.state import TRAIN_STEP, initial_state, put_in
 from libai.parallel import full_tensor
 from libai.patches.compiled_graph import lend_variables, own_variables
@@ -29,26 +29,17 @@ PortableState: TypeAlias = "tuple[dict[str, Any], dict[str, Any]]"
 
 
 class OptimizerState:
-    """The state of `optimizer` over the parameters of `model`.
-
-    `updates`: applies the optimizer's updates in eager mode; None before the first one. `graph`:
-    the compiled graph that uses the tensors of the state; None if there is none.
-    """
-
-    updates: JoinedUpdates | None = None
-    graph: nn.Graph | None = None
+    """The state of `optimizer` over the parameters of `model`."""
 
     def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer):
         self.model = model
         self.optimizer = optimizer
         #: the optimizer's dict of state, as it was when its tensors were lent to a graph
         self._lent_from: dict[Any, Any] | None = None
-        #: the tensors that the graph uses, by id
-        self._lent: dict[int, flow.Tensor] = {}
+        #: parameter, key and tensor of each entry that the graph uses, by the id of the tensor
+        self._lent: dict[int, tuple[flow.Tensor, str, flow.Tensor]] = {}
         #: key of a counter in `optimizer._state` → the graph's tensor
         self._counters: dict[str, flow.Tensor] = {}
-        #: true if the graph may skip updates, so that only its own counters are right
-        self._may_skip = False
 
     def export(self) -> PortableState:
         """Return tensors `<parameter>/<key>` and JSON-serializable scalars, in the form shared by
@@ -63,7 +54,6 @@ class OptimizerState:
         Tensors that a graph uses are overwritten.
         """
         import_state(self.optimizer, self._parameters(), tensors, scalars)
-        self.updates = None
         self.write_counters()
 
     def copy(self) -> dict[Any, Any]:
@@ -79,7 +69,7 @@ class OptimizerState:
                 state[key] = self._copied(copies.get(key, value))
                 continue
             before = copies.get(key, {})
-            for name in [name for name in value if name not in before]:
+            for name in value.keys() - before.keys():
                 if id(value[name]) in self._lent:
                     # the graph keeps its tensor, and a copy leaves out tensors that are zero
                     value[name].zero_()
@@ -87,17 +77,7 @@ class OptimizerState:
                     del value[name]
             for name, entry in before.items():
                 put_in(value, name, self._copied(entry))
-        self.updates = None
         self.write_counters()
-
-    def loss_scale(self) -> dict[str, float]:
-        """Return the state of dynamic loss scaling as checkpoint scalars.
-
-        The dict is empty before the first update.
-        """
-        self.read_counters()
-        state = self.optimizer._state
-        return {key: state[key] for key in _LOSS_SCALE if key in state}
 
     # ------------------------------------------------------------------ tensors that a graph uses
 
@@ -117,7 +97,6 @@ class OptimizerState:
 
         `has_loss_scale`: the graph scales losses dynamically, so it may skip updates. Collective.
         """
-        self.graph = graph
         variables = own_variables(graph)
         state = self.optimizer._state
         self._lent = {}
@@ -127,9 +106,8 @@ class OptimizerState:
                 variable = variables[name]
                 tensor = variable if parameter.is_global else variable.to_local()
                 state.setdefault(parameter, {})[key] = tensor
-                self._lent[id(tensor)] = tensor
+                self._lent[id(tensor)] = (parameter, key, tensor)
         self._lent_from = state
-        self._may_skip = has_loss_scale
         # an optimizer in a graph of a user's own corrects its bias with this counter
         self._counters = {"step": variables[TRAIN_STEP]} if TRAIN_STEP in variables else {}
         if has_loss_scale:
@@ -138,14 +116,11 @@ class OptimizerState:
                 self._counters[key] = variables[name]
         self.write_counters()
 
-    def leave_graph(self) -> None:
+    def give_up(self) -> None:
         """Forget the graph, which is dropped. The optimizer keeps the tensors. Collective."""
         self.read_counters()
-        self.graph = None
         self._lent = {}
-        self._lent_from = None
         self._counters = {}
-        self._may_skip = False
 
     def before_launch(self) -> None:
         """Copy a state that has replaced the lent one to the graph's tensors.
@@ -153,25 +128,21 @@ class OptimizerState:
         `optimizer.load_state_dict` replaces the whole dict of state.
         """
         state = self.optimizer._state
-        if state is self._lent_from or self._lent_from is None:
+        if state is self._lent_from:
             return
-        lent_from = self._lent_from
         self._lent_from = state
-        for parameter, entries in lent_from.items():
-            for key, tensor in entries.items() if isinstance(entries, dict) else ():
-                if id(tensor) not in self._lent:
-                    continue
-                new = state.setdefault(parameter, {}).get(key)
-                if new is None:
-                    tensor.zero_()
-                else:
-                    tensor.copy_(new)
-                state[parameter][key] = tensor
+        for parameter, key, tensor in self._lent.values():
+            new = state.setdefault(parameter, {}).get(key)
+            if new is None:
+                tensor.zero_()
+            else:
+                tensor.copy_(new)
+            state[parameter][key] = tensor
         self.write_counters()
 
     def read_counters(self) -> None:
         """Copy the counters of a graph that may skip updates to the optimizer. Collective."""
-        if not self._may_skip:  # the optimizer counts the same updates
+        if "loss_scale" not in self._counters:  # the optimizer counts the same updates
             return
         for key, tensor in self._counters.items():
             # a counter is stored only on rank 0; other ranks would read an empty tensor
@@ -197,11 +168,11 @@ class OptimizerState:
         graph's tensor is left out if it is zero.
         """
         if isinstance(value, dict):
-            kept = {}
-            for key, entry in value.items():
-                if not (id(entry) in self._lent and _is_zero(entry)):
-                    kept[key] = self._copied(entry)
-            return kept
+            return {
+                key: self._copied(entry)
+                for key, entry in value.items()
+                if not (id(entry) in self._lent and _is_zero(entry))
+            }
         return value.clone() if isinstance(value, flow.Tensor) else copy.deepcopy(value)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from libai.config import RunConfig
 from libai.config.settings.errors import did_you_mean
 from libai.config.settings.other_names import meant
 from libai.optim import LossScaling
@@ -98,6 +99,36 @@ class TrainOptions:
                 raise UserError(
                     f"unknown {name} {value!r}; choose one of {', '.join(map(str, choices))}."
                 )
+
+    @classmethod
+    def of_config(
+        cls, config: RunConfig, mesh: Mesh, num_accumulation_steps: int, seed: int
+    ) -> TrainOptions:
+        """Return the options that `config` sets for both modes. All commands use this function.
+
+        `num_accumulation_steps` and `seed` are derived from the config.
+        """
+        train = config.train
+        return cls(
+            num_accumulation_steps=num_accumulation_steps,
+            mesh=mesh,
+            plan=train.dist.plan,
+            zero_stage=train.zero_optimization.stage if train.zero_optimization.enabled else 0,
+            activation_checkpoint=train.activation_checkpoint.enabled,
+            device=mesh.device,
+            max_grad_norm=train.clip_grad.max_norm,
+            max_grad_value=train.clip_grad.value,
+            seed=seed,
+            loss_scaling=LossScaling(
+                train.amp.init_scale, train.amp.growth_factor, train.amp.growth_interval
+            ),
+            detect_anomalous_params=train.detect_anomalous_params,
+            non_finite=train.non_finite,
+            ema_decay=train.ema.decay if train.ema.enabled else None,
+            rehearse=train.rehearse,
+            deterministic=train.deterministic,
+            batch_scope=train.dist.batch_scope,
+        )
 
     @classmethod
     def of(cls, owner: str, options: Any, settings: Mapping[str, Any]) -> TrainOptions:

@@ -1,15 +1,16 @@
 """The common part of both trainers: a model with its optimizer and schedule, evaluation, and logged
 numbers.
 
-A mode defines `update`, `_begin_mode`, `_needs_global_tensors` and `_build_step`, and may extend
-`_end_mode`, `_refuse_parts`, `_use_facts`, `reduce_gradients`, `collect` and `_outputs_of`.
+The updates are made by a step (`libai.engine.step`), and a change of mode exchanges the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from operator import itemgetter
 from typing import Any
@@ -23,43 +24,35 @@ from libai.engine.check_parts import (
     check_arguments,
     check_metrics,
     check_part,
+    check_settings,
     refuse_uncounted_samples,
 )
 from libai.engine.compiled.build_errors import raise_forward_error
 from libai.engine.data_feed import LoaderOrBuilder
-from libai.engine.gradients import Batch, Gradients
 from libai.engine.hook_base import HookBase
+from libai.engine.inputs import Batch
 from libai.engine.loop import TrainerBase
 from libai.engine.metrics import StepResult, are_finite, require_same_names, to_numbers
-from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import TrainOptions, arguments_of
+from libai.engine.parts import Parts
 from libai.forward.contract import as_batch_dict, read_losses, structured
-from libai.forward.state import Facts, modes_kept, note_unsaved_buffers
+from libai.forward.state import Facts, modes_kept, note_unsaved_buffers, with_class
 from libai.layers.lora import refuse_unused_adapters
-from libai.layers.random import find_unseeded_dropouts
-from libai.optim import Optimizers, export_state, import_state
-from libai.optim.state import walk_parameters
+from libai.optim import Optimizers
 from libai.parallel import (
-    Layout,
-    LocalLayout,
     Mesh,
     ParallelPlan,
     localize,
-    named_tensors,
-    parallelize,
-    recompute_in_backward,
 )
 from libai.parallel.batch_statistics import (
     batch_norms,
-    refuse_split_statistics,
     share_batch_statistics,
 )
-from libai.parallel.layout import memory_shared
-from libai.patches.internals import wait_for_device
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import warn_once
 from libai.utils.rank_notes import note_progress, own_state, phase
 from libai.utils.seeding import generators_kept
 from libai.utils.tensors import detached, digest_of, local_part, map_tensors, saved_values
@@ -69,15 +62,6 @@ _lr_of = itemgetter("lr")
 AMP_DEVICES = ("cuda",)
 #: fields of `TrainOptions` that `switch_to` may change
 OPTIONS_OF_A_MODE = ("amp", "loss_scaling", "gradient_reduction")
-#: mode -> its trainer class; each trainer module registers its class
-TRAINERS: dict[str, type[ModelTrainer]] = {}
-
-
-def trainer_of(mode: str) -> type[ModelTrainer]:
-    """Return the trainer class of a mode. Raises `UserError` for an unknown mode."""
-    if mode not in TRAINERS:
-        raise UserError(f"unknown mode {mode!r}: choose {' or '.join(sorted(TRAINERS))}.")
-    return TRAINERS[mode]
 
 
 class ModelTrainer(TrainerBase):
@@ -95,14 +79,16 @@ class ModelTrainer(TrainerBase):
         settings: individual fields of `options`, and arguments that only the class's mode accepts.
     """
 
-    #: exports and loads the optimizer's state in the form shared by both modes
-    optimizer_state: OptimizerState
-    #: layout of the model on the mesh: local or global tensors
-    layout: Layout
-    #: arguments of the trainer that only this mode accepts
-    _settings: Mapping[str, Any]
-    #: class, options and settings before `switch_to`; None once the new mode is ready
-    _switched_from: tuple[type[ModelTrainer], TrainOptions, Mapping[str, Any]] | None = None
+    #: mode → the class of its step, a `PlainStep` with another constructor
+    _steps: Mapping[str, Any]
+    #: "eager" or "graph"
+    mode: str
+    #: returns the hooks that the options ask for
+    _hooks_of_options: Callable[[], list[HookBase]]
+    #: makes an update to find the side effects of forward, undoes it, and uses them. Collective
+    _learn_facts: Callable[..., None]
+    #: mode, options and settings before `switch_to`; None once the new mode is ready
+    _switched_from: tuple[str, TrainOptions, Mapping[str, Any]] | None = None
 
     def __init__(
         self,
@@ -136,118 +122,138 @@ class ModelTrainer(TrainerBase):
                 "ZeRO (stage %d) saves no memory here: there is only one data-parallel rank",
                 options.zero_stage,
             )
-        self._model_plan = ParallelPlan.of(model, options.plan)
-        self._set_up_model()
-        self._refuse_parts(options, **of_mode)
-        self._settings = of_mode
-        self._begin_mode(**of_mode)
+        self._plan = ParallelPlan.of(model, options.plan)
+        self._refuse_parts(self.mode, options, of_mode)
+        self._enter(self.mode, options, of_mode)
 
-    def _set_up_model(self, layout: Layout | None = None) -> None:
-        """Train with the existing `layout` of the model. None: lay it out as this mode requires."""
-        self.gradients = Gradients(self, self.loop.device)
-        strided = [tensor for _, tensor in named_tensors(self.model) if not tensor.is_contiguous()]
-        if strided:
-            with memory_shared(self.model):
-                for tensor in strided:  # a compiled step would ignore the strides
-                    tensor.data = tensor.data.contiguous()
-        self.layout = layout or self._lay_out()
-        refuse_split_statistics(self.model)
-        # raises if the optimizer belongs to another model
-        list(walk_parameters(self.optimizer, self.model.named_parameters()))
-        names = find_unseeded_dropouts(self.model)
-        if names:
-            logger.warning(
-                "%s: OneFlow 0.9's own dropout ignores the seed and uses the same mask in every "
-                "layer and rank. Use libai.layers.Dropout instead: seeded, resumable, equal in "
-                "both modes.",
-                ", ".join(names),
+    def _refuse_parts(self, mode: str, options: TrainOptions, settings: Mapping[str, Any]) -> None:
+        """Raise `UserError` for parts, options or settings that `mode` does not support."""
+        if options.amp is not None and self.loop.device not in AMP_DEVICES:
+            raise UserError(
+                f"amp={options.amp!r} does nothing on {self.loop.device}: OneFlow 0.9 computes in "
+                "lower precision only on CUDA. Remove amp, or train with device='cuda'."
             )
+        if mode == "graph" and not type(self).update.__module__.startswith("libai."):
+            raise UserError(
+                f"{type(self).__name__}.update replaces the compiled step, which then never runs. "
+                "Pass a custom graph (train_graph=MyGraph), or write the update for an "
+                "EagerTrainer."
+            )
+        step = self._steps[mode]
+        step.refuse(self.optimizer, self.lr_scheduler, self.mesh, options, **settings)
+
+    def _enter(
+        self,
+        mode: str,
+        options: TrainOptions,
+        settings: Mapping[str, Any],
+        before: Parts | None = None,
+    ) -> None:
+        """Build parts and step of `mode`.
+
+        `before`: the previous parts. Their layout is kept if it also fits this mode.
+        """
+        step = self._steps[mode]
+        is_global = step.needs_global_tensors(self.mesh, options)
+        was_global = any(parameter.is_global for parameter in self.model.parameters())
+        layout = None
+        if before is not None:
+            if was_global and not is_global:
+                localize(self.model)
+            if before.layout.is_global == is_global == was_global:
+                layout = before.layout
+        self.parts = Parts.build(
+            self.model,
+            self.optimizer,
+            options,
+            self._plan,
+            self.mesh,
+            self.loop.device,
+            self.feed,
+            is_global,
+            layout,
+            Facts() if before is None else before.facts,
+        )
+        self.mode = mode
+        self.options = options
+        self.layout = self.parts.layout
+        self.optimizer_state = self.parts.state
+        self._settings = settings
+        self._switch_seconds = step.switch_seconds
+        after_backward = partial(self.loop.call_hooks, "after_backward")
+        # a weak reference avoids a cycle: the trainer and its graph are freed with the last
+        # reference to the trainer
+        learn_facts = partial(type(self)._learn_facts, weakref.proxy(self))
+        self.step = step(self.parts, after_backward, learn_facts, **settings)
 
     @property
     def graph(self) -> nn.Graph | None:
         """The compiled update, a `TrainGraph` or the user's own graph; None in eager mode and
         before compilation.
         """
-        return self.optimizer_state.graph
+        return self.step.graph
 
-    def _lay_out(self) -> Layout:
-        options = self.options
-        if self._needs_global_tensors(self.mesh, options):
-            layout = parallelize(
-                self.model,
-                self._model_plan,
-                self.mesh,
-                zero_stage=options.zero_stage,
-                recomputed_blocks=self._recomputed_blocks(),
-            )
-            parameters = dict(self.model.named_parameters())
-            # Adagrad has state before its first update; it must get the layout of the parameters
-            import_state(self.optimizer, parameters, *export_state(self.optimizer, parameters))
-            return layout
-        recompute_in_backward(self.model, self._recomputed_blocks())
-        return LocalLayout(self.mesh)
+    # ------------------------------------------------------------------ one update
 
-    def _recomputed_blocks(self) -> list[str]:
-        """Return the names of the modules to checkpoint.
-
-        Raises `UserError` if the plan names no blocks.
-        """
-        if not self.options.activation_checkpoint:
-            return []
-        return self._model_plan.block_names(self.model)
-
-    # ------------------------------------------------- defined or extended by a mode, with `update`
-
-    def _begin_mode(self, *args: Any, **settings: Any) -> None:
-        """Set all attributes that only this mode has.
-
-        `settings`: arguments that only this mode accepts.
-        """
-        raise NotImplementedError
-
-    def _end_mode(self) -> None:
-        """Move the optimizer state back to the optimizer, and undo this mode's changes to the
-        model.
-        """
-
-    def _refuse_parts(self, options: TrainOptions, **settings: Any) -> None:
-        """Raise `UserError` for an optimizer, a schedule or settings that this mode does not
-        support.
-        """
-        if options.amp is not None and self.loop.device not in AMP_DEVICES:
+    def update(self, micro_batches: list[Any]) -> Any:
+        """See `TrainerBase.update`. The step of the mode makes the update."""
+        if not self.model.training:
             raise UserError(
-                f"amp={options.amp!r} does nothing on {self.loop.device}: OneFlow 0.9 computes in "
-                "lower precision only on CUDA. Remove amp, or train with device='cuda'."
+                f"{type(self.model).__name__} is in eval mode at the start of a training "
+                "iteration. A hook or a forward has called model.eval() without calling "
+                "model.train() afterwards."
             )
-
-    @classmethod
-    def _needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:
-        """Return whether this mode lays the model out as global tensors on `mesh`."""
-        raise NotImplementedError
-
-    def _build_step(self, micro_batches: list[Any]) -> None:
-        """Make the trainer ready for updates, for example by compiling."""
-        raise NotImplementedError
-
-    def _hooks_of_options(self) -> list[HookBase]:
-        """Return the hooks that `options` ask for."""
-        return []
+        check_settings(self.optimizer, f"iteration {self.iter + 1}: the optimizer")
+        result = self.step.update(micro_batches, self.iter)
+        self.finish_update()
+        return result
 
     def reduce_gradients(self) -> None:
         """Average the gradients over the data-parallel ranks, unless they already are averages.
 
+        A custom `update` must call this after its backward passes and before the optimizer step.
         Collective.
         """
+        self.step.reduce(self.iter)
 
     # ---------------------------------------------------------------- setup before the first update
 
     def _use_facts(self, facts: Facts) -> None:
-        """Store the side effects of forward and handle them. Collective."""
-        self.gradients.facts = facts
+        """Store the side effects of forward and handle them (docs/dev/decisions/0009).
+
+        Collective.
+        """
+        self.parts.facts = facts
         note = note_unsaved_buffers(self.model, facts.buffers)
         if note is not None:
             logger.warning("%s", note)
-        reached = facts.reached
+        self._check_reached(facts.reached)
+        self.step.use_facts()
+        if not facts.buffers or self.layout.replicas == 1:
+            return
+        options = self.options
+        if options.batch_scope == "global" and options.gradient_reduction == "auto":
+            self._use_global_tensors()
+            return
+        raise UserError(
+            f"forward changes the buffer {with_class(self.model, facts.buffers[0])}, and with "
+            f"train.dist.batch_scope={options.batch_scope} and "
+            f"train.dist.gradient_reduction={options.gradient_reduction} each of "
+            f"{self.mesh.data} data-parallel ranks would keep a different value, computed "
+            "from its part of the batch. Set batch_scope=global and gradient_reduction=auto "
+            "to compute it from the whole batch, or use one rank."
+        )
+
+    def _use_global_tensors(self) -> None:
+        """Convert the model from one local replica per data-parallel rank to global tensors.
+
+        Training continues as if `gradient_reduction` had been "global". Collective.
+        """
+        options = replace(self.options, gradient_reduction="global")
+        self._change_to(self.mode, options, self._settings)
+
+    def _check_reached(self, reached: Collection[str] | None) -> None:
+        """Handle parameters that get no gradient; `reached` names the others, if it is known."""
         if reached is None:
             return
         refuse_unused_adapters(self.model, reached)
@@ -275,7 +281,7 @@ class ModelTrainer(TrainerBase):
         counts only samples.
         """
         first = next(iter(as_batch_dict(micro_batches[0], self.model).values()))
-        if not self.gradients.counts_items or first.ndim != 2 or "int" not in str(first.dtype):
+        if not self.parts.inputs.counts_items or first.ndim != 2 or "int" not in str(first.dtype):
             return None
         return int(np.prod(first.shape)) * len(micro_batches) * self.mesh.data
 
@@ -305,8 +311,6 @@ class ModelTrainer(TrainerBase):
         super().load_state_dict(state)
         if "optimizer" in state:
             self.optimizer_state.load(**state["optimizer"])
-            # the next launch of another trainer's graph would not wait for copies of its tensors
-            wait_for_device()
         schedule = state.get("lr_scheduler")
         if self.lr_scheduler is not None and schedule is not None:
             load_scheduler_state(self.lr_scheduler, schedule, self.optimizer)
@@ -379,10 +383,7 @@ class ModelTrainer(TrainerBase):
 
         A custom `update` must call this at its end.
         """
-        if (
-            self.optimizer is not self.optimizer_state.optimizer
-            or self.model is not self.gradients.model
-        ):
+        if self.optimizer is not self.parts.optimizer or self.model is not self.parts.model:
             raise UserError(
                 f"iteration {self.iter + 1}: trainer.optimizer or trainer.model has been replaced "
                 "by another object, but updates use the old one. Change the values of the old one "
@@ -398,17 +399,26 @@ class ModelTrainer(TrainerBase):
         """Convert the return value of a custom `update`, which may return losses in any form that
         `forward` may.
         """
-        if isinstance(returned, StepResult):
-            return returned
+        return returned if isinstance(returned, StepResult) else self._own_result(returned)
+
+    def _own_result(self, returned: Any) -> StepResult:
         saved_values.clear()
+        options = self.options
+        if self.step.is_own and (options.max_grad_norm or options.max_grad_value):
+            warn_once(
+                logger,
+                f"unclipped: {type(self).__name__}",
+                f"{type(self).__name__}.update replaces the update that clips gradients, so "
+                "train.clip_grad has no effect unless this method clips them itself, between "
+                "reduce_gradients() and the optimizer's step.",
+            )
         losses, metrics = map_tensors(read_losses(returned, self), detached)
         if not self.loop.rates:
             raise UserError(
                 f"{type(self).__name__}.update has not called self.finish_update(), so the "
                 "learning-rate schedule does not advance. Call it at the end of update."
             )
-        ranks = 1 if self.layout.is_global else self.mesh.data
-        return StepResult.of([losses], [metrics], [1.0 / ranks])
+        return StepResult.of([losses], [metrics], [1.0 / self.layout.replicas])
 
     def to_device(self, batch: Any) -> Batch:
         """Convert a micro-batch to keyword arguments for `self.model`: tensors on this rank's
@@ -416,9 +426,7 @@ class ModelTrainer(TrainerBase):
 
         Intended for a custom `update`. Collective with global tensors.
         """
-        return self.layout.lay_out_batch(
-            self.gradients.to_device(self.gradients.name_inputs(batch))
-        )
+        return self.parts.inputs.laid_out(self.parts.inputs.name_inputs(batch))
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `TrainerBase.collect`.
@@ -427,15 +435,16 @@ class ModelTrainer(TrainerBase):
 
         The other dicts have only `train/loss`, for the finite check.
         """
+        self.step.fetched()
         results = list(map(self._as_result, results))
         if self.mesh.size > 1:
             require_same_names(results)
-        numbers = to_numbers(results, self.mesh.data > 1 and not self.layout.is_global)
+        numbers = to_numbers(results, self.layout.replicas > 1)
         numbers[-1].update(self.loop.rates)
         if self.options.amp == "fp16":
-            scale = self.optimizer_state.loss_scale()
-            if scale:
-                numbers[-1]["train/loss_scale"] = scale["loss_scale"]
+            self.optimizer_state.read_counters()
+            if "loss_scale" in self.optimizer._state:
+                numbers[-1]["train/loss_scale"] = self.optimizer._state["loss_scale"]
         return numbers
 
     # ------------------------------------------------------------------ evaluation
@@ -450,10 +459,7 @@ class ModelTrainer(TrainerBase):
                 stack.enter_context(hook.evaluating())
             stack.enter_context(modes_kept(self.model))
             self.model.eval()
-            try:
-                yield
-            finally:
-                self.gradients.evaluated = None
+            yield
 
     @phase("evaluate")
     def evaluate(
@@ -495,15 +501,15 @@ class ModelTrainer(TrainerBase):
                 note_progress()
                 poll()
                 self._raise_if_stopping()
-                self.gradients.evaluated = (dataset, number)
+                place = f"batch {number} of the evaluation dataset {dataset!r}"
                 is_pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], bool)
                 batch, replicated = item if is_pair else (item, False)
-                batch, outputs = self._outputs_of(batch, replicated)
+                batch, outputs = self._outputs_of(batch, place, replicated, is_first=number == 1)
                 if not self.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
                     continue
                 outputs = structured(outputs)
                 outputs = dict(outputs) if isinstance(outputs, dict) else {"outputs": outputs}
-                outputs["num_loss_items"] = self.gradients.item_counts([batch])[0]
+                outputs["num_loss_items"] = self.parts.inputs.item_counts([batch])[0]
                 for name, evaluator in evaluators.items():
                     found = evaluator.process(batch, outputs)
                     check_part("sums", found, f"the result of {type(evaluator).__name__}.process")
@@ -556,30 +562,35 @@ class ModelTrainer(TrainerBase):
         Collective with global tensors.
         """
         with self._evaluating():
-            return self._outputs_of(batch, everywhere=True)[1]
+            return self._outputs_of(batch, "the batch to predict", everywhere=True)[1]
 
     def _outputs_of(
-        self, batch: Any, replicated: bool = False, everywhere: bool = False
+        self,
+        batch: Any,
+        place: str,
+        replicated: bool = False,
+        everywhere: bool = False,
+        is_first: bool = True,
     ) -> tuple[Batch, Any]:
         """Return the batch as tensors on this rank's device, and the model's outputs for it as
         local tensors.
 
-        `replicated`: every rank holds the same batch. Collective with global tensors. Then the
-        outputs are empty on pipeline stages that do not compute them, unless `everywhere` is set.
-        With local tensors the number of batches may differ between ranks. Raises `IndexOutOfRange`
-        if an id or a label is out of range.
+        `place` names the batch in errors. `is_first`: explain an error as a mismatch of model and
+        data. `replicated`: every rank holds the same batch. Collective with global tensors. Then
+        the outputs are empty on pipeline stages that do not compute them, unless `everywhere` is
+        set. With local tensors the number of batches may differ between ranks. Raises
+        `IndexOutOfRange` if an id or a label is out of range.
         """
-        gradients, layout = self.gradients, self.layout
-        batch = gradients.name_inputs(batch)
-        with gradients.index_check.watch([batch]):
-            batch = gradients.to_device(batch)
+        inputs, layout = self.parts.inputs, self.layout
+        batch = inputs.name_inputs(batch)
+        with self.step.eager_forward(), inputs.watch([batch], place):
+            batch = inputs.to_device(batch)
             lay_out = layout.lay_out_replicated_batch if replicated else layout.lay_out_batch
-            inputs = lay_out(batch)
+            arguments = lay_out(batch)
             with flow.no_grad(), layout.source_ops():
                 try:
-                    outputs = self.model(**inputs)
+                    outputs = self.model(**arguments)
                 except Exception as error:
-                    is_first = gradients.evaluated is None or gradients.evaluated[1] == 1
                     raise_forward_error(error, self.model, batch, is_first)
                     raise
         num_samples = len(next(iter(batch.values())))
@@ -608,13 +619,13 @@ class ModelTrainer(TrainerBase):
         an unknown mode, for a hook that cannot work in it, and for a trainer class of your own,
         because the other mode would not call its methods.
         """
-        target = trainer_of(mode)
+        refuse_unknown_mode(mode, self._steps)
         if mode == self.mode:
             return
-        if type(self) is not TRAINERS[self.mode]:
+        if not type(self).__module__.startswith("libai."):
             raise UserError(
                 f"{type(self).__name__} cannot switch to {mode} mode, because that mode would not "
-                f"call its overridden methods. Use hooks instead, or train a {target.__name__} "
+                f"call its overridden methods. Use hooks instead, or train a {mode.title()}Trainer "
                 "from a checkpoint."
             )
         may_differ = arguments_of(mode).union(OPTIONS_OF_A_MODE)
@@ -630,56 +641,39 @@ class ModelTrainer(TrainerBase):
         self.check_finite()
         for hook in self.hooks:
             hook.check_mode(mode)
-        target._refuse_parts(self, options, **settings)
-        self._switched_from = self._change_to(target, options, settings)
+        self._refuse_parts(mode, options, settings)
+        self._switched_from = self._change_to(mode, options, settings)
         self._is_prepared = False
 
     def _change_to(
-        self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any]
-    ) -> Any:
-        """Change the class to `target` and the options.
+        self, mode: str, options: TrainOptions, settings: Mapping[str, Any]
+    ) -> tuple[str, TrainOptions, Mapping[str, Any]]:
+        """Close the step and build the step of `mode`. Optimizer and hook state and the facts of
+        forward are kept.
 
-        Optimizer and hook state and the facts of forward are kept.
-
-        Returns the class, options and settings before. After a `UserError` the trainer is as
-        before. Other errors may occur on one rank only. They are not undone, because undoing is
-        collective.
+        Returns the mode, options and settings before. After a `UserError` the trainer is as before.
+        Other errors may occur on one rank only. They are not undone, because undoing is collective.
         """
-        before = (type(self), self.options, self._settings)
-        layout, facts = self.layout, self.gradients.facts
-        state = self.optimizer_state.export()
+        before = (self.mode, self.options, self._settings)
+        parts = self.parts
+        state = parts.state.export()
         tensors = [(hook, hook.tensors()) for hook in self.hooks]
-        self._end_mode()
+        self.step.close()
         try:
-            self._enter_mode(target, options, settings, layout)
+            self._enter(mode, options, settings, parts)
         except UserError:
-            self._enter_mode(*before, layout)
+            self._enter(*before, parts)
             raise
         finally:
-            self.gradients.facts = facts
-            self.optimizer_state.load(*state)
+            if self.layout is not parts.layout:
+                self.optimizer_state.load(*state)
             for hook, of_hook in tensors:
                 hook.load_tensors(of_hook)
             self.loop.generation += 1
         return before
 
-    def _enter_mode(
-        self,
-        target: type[ModelTrainer],
-        options: TrainOptions,
-        settings: Mapping[str, Any],
-        layout: Layout,
-    ) -> None:
-        """Begin the mode of `target`.
 
-        `layout`: the previous layout, which is kept if it also fits this mode.
-        """
-        was_global = any(parameter.is_global for parameter in self.model.parameters())
-        is_global = target._needs_global_tensors(self.mesh, options)
-        if was_global and not is_global:
-            localize(self.model)
-        self.__class__ = target
-        self.options = options
-        self._settings = settings
-        self._set_up_model(layout if layout.is_global == is_global == was_global else None)
-        self._begin_mode(**settings)
+def refuse_unknown_mode(mode: str, modes: Iterable[str]) -> None:
+    """Raise `UserError` if `mode` is not one of `modes`."""
+    if mode not in modes:
+        raise UserError(f"unknown mode {mode!r}: choose {' or '.join(sorted(modes))}.")

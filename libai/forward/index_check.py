@@ -19,12 +19,11 @@ The check waits for the device only if the loader returns tensors instead of arr
 from __future__ import annotations
 
 import functools
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -81,45 +80,30 @@ class _Range:
         return _Range(min(low, self.low), max(high, self.high))
 
 
-class _Passes(Protocol):
-    """The forward and backward passes of a model."""
-
-    model: nn.Module
-
-    def describe_batch(self) -> str:
-        """Return a description of the current batch, for errors."""
-
-
 class IndexCheck:
-    """Compares the integer inputs of one model with the tables that they are looked up in.
+    """Compares the integer inputs of `model` with the tables that they are looked up in."""
 
-    Args: gradients: the forward and backward pass of the model; its `describe_batch()` names the
-        batches in errors.
-    """
-
-    def __init__(self, gradients: _Passes):
-        self._model: nn.Module = gradients.model
-        # a weak reference avoids a cycle, which would keep the model alive until it is collected
-        self._gradients: _Passes = weakref.proxy(gradients)
+    def __init__(self, model: nn.Module):
+        self._model = model
         self._ignored: set[int] = set()
         # evaluation looks up different inputs than training, so each has its own ranges
         self._ranges: dict[bool, dict[str, _Range]] = {}
 
     def watch(
-        self, batches: Sequence[Batch], runs_alone: bool = True
+        self, batches: Sequence[Batch], place: str, runs_alone: bool = True
     ) -> AbstractContextManager[None]:
         """Return a context for an eager forward over `batches`.
 
         It raises `IndexOutOfRange` before a wrong lookup.
 
-        `runs_alone`: whether this rank may run a forward that other ranks do not run. Otherwise
-        only the first forward is watched, because every rank runs it, and later batches are only
-        compared. Returns `NOTHING` if no forward needs to run.
+        `place` names the batches in errors. `runs_alone`: whether this rank may run a forward that
+        other ranks do not run. Otherwise only the first forward is watched, because every rank runs
+        it, and later batches are only compared. Returns `NOTHING` if no forward needs to run.
         """
         ranges = self._ranges.get(self._model.training)
         if ranges is None:
             ranges = self._ranges[self._model.training] = defaultdict(_Range)
-            return self._watch(batches, ranges)
+            return self._watch(batches, place, ranges)
         for name, _, array in _integer_inputs(
             batches
         ):  # runs in every iteration, so it makes few calls
@@ -130,9 +114,9 @@ class IndexCheck:
                     known.bad_in(array if known.what else values).size > 0
                 )  # tables ignore no labels
                 if is_bad and runs_alone:
-                    return self._watch(batches, ranges)
+                    return self._watch(batches, place, ranges)
                 if is_bad and known.what:
-                    self._refuse_bad(batches, array, known)
+                    self._refuse_bad(batches, place, array, known)
                 ranges[name] = known.widened(values)
         return NOTHING
 
@@ -140,7 +124,9 @@ class IndexCheck:
         return array[~np.isin(array, list(self._ignored))]
 
     @contextmanager
-    def _watch(self, batches: Sequence[Batch], ranges: dict[str, _Range]) -> Iterator[None]:
+    def _watch(
+        self, batches: Sequence[Batch], place: str, ranges: dict[str, _Range]
+    ) -> Iterator[None]:
         def look(table: flow.Tensor | str, size: int, indices: Any, *ignored: int) -> None:
             values = integers(indices)
             if values is None or size <= 0:  # without a size, one_hot counts its classes itself
@@ -148,7 +134,7 @@ class IndexCheck:
             names = [name for name, value in self._model.named_parameters() if value is table]
             what = table if isinstance(table, str) else " ".join(["the embedding", *names[:1]])
             accepted = _Range(0, size - 1, ignored, what)
-            self._refuse_bad(batches, values, accepted)
+            self._refuse_bad(batches, place, values, accepted)
             self._ignored.update(label for label in ignored if not 0 <= label < size)
             for name, _, array in _integer_inputs(batches):
                 known = ranges[name]
@@ -163,7 +149,9 @@ class IndexCheck:
         for name, _, array in _integer_inputs(batches):
             ranges[name] = ranges[name].widened(self._without_ignored(array))
 
-    def _refuse_bad(self, batches: Sequence[Batch], values: np.ndarray, accepted: _Range) -> None:
+    def _refuse_bad(
+        self, batches: Sequence[Batch], place: str, values: np.ndarray, accepted: _Range
+    ) -> None:
         """Raise `IndexOutOfRange` if one of `values` is out of range.
 
         The error names the input that equals `values`, or else an input that contains the bad
@@ -182,7 +170,7 @@ class IndexCheck:
         _, what = min(found, default=(True, "an index that forward computes from the batch"))
         ignored = "".join(f", or {label} to ignore it" for label in accepted.ignored)
         raise IndexOutOfRange(
-            f"{self._gradients.describe_batch()}: {what} is {bad[0]}, but {accepted.what} accepts "
+            f"{place}: {what} is {bad[0]}, but {accepted.what} accepts "
             f"0 to {accepted.high}{ignored}. Correct the data, or enlarge the model."
         )
 

@@ -38,7 +38,8 @@ Split = Callable[[Any], tuple[Losses, Losses]]
 
 
 class GradientReduction:
-    """Base class of the gradient reduction strategies that `EagerTrainer` uses.
+    """Base class of the gradient reduction strategies of eager mode. It reduces nothing, because
+    the gradients already are averages.
 
     Attributes: forward: callable to use instead of the model, with the same outputs. set_to_none:
         argument for `optimizer.zero_grad` between iterations. reduced: parameters with gradients
@@ -47,9 +48,12 @@ class GradientReduction:
     """
 
     forward: Callable[..., Any]
-    reduced: Sequence[flow.Tensor]
+    reduced: Sequence[flow.Tensor] = ()
     set_to_none = True
     leaves_hooks = False
+
+    def __init__(self, model: nn.Module):
+        self.forward = model
 
     def holds(self, parameters: Sequence[flow.Tensor]) -> bool:
         """Return True if the gradients of all `parameters` are reduced."""
@@ -64,7 +68,6 @@ class GradientReduction:
 
         A gradient that no rank has is None afterwards.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define reduce")
 
 
 def build_reduction(
@@ -134,7 +137,7 @@ class FlatReduction(GradientReduction):
     """
 
     def __init__(self, model: nn.Module, device: str = "cpu", bucket_bytes: int = BUCKET_BYTES):
-        self.forward = model
+        super().__init__(model)
         self._bucket_bytes = bucket_bytes
         odd = {
             n: str(p.dtype)

@@ -52,6 +52,8 @@ class LocalLayout:
     def __init__(self, mesh: Mesh):
         repair_assignments()
         self.mesh = mesh
+        #: number of ranks that hold a replica and differentiate the losses of their own samples
+        self.replicas = mesh.data
 
     def lay_out_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
         """Return this rank's micro-batch in the layout that the model expects."""
@@ -130,6 +132,7 @@ class GlobalLayout:
     """
 
     is_global = True
+    replicas = 1
 
     def __init__(self, sharding: ShardingPlan):
         repair_assignments()

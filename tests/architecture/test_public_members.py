@@ -18,6 +18,6 @@ def test_trainers_show_few_members(mode):
     assert len(public_members(trainer)) <= MOST_MEMBERS, sorted(public_members(trainer))
 
 
-@pytest.mark.parametrize("part", ["feed", "loop", "gradients", "optimizer_state"])
+@pytest.mark.parametrize("part", ["feed", "loop", "parts", "step", "optimizer_state"])
 def test_what_a_trainer_is_made_of_shows_few_members(mode, part):
     assert len(public_members(getattr(make_trainer(mode), part))) <= MOST_MEMBERS

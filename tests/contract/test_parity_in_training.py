@@ -14,7 +14,7 @@ from toy import Classifier, are_equal, batches, make_trainer
 from libai.config import LazyCall, validate
 from libai.engine import Run, default_setup
 from libai.engine import trainer as trainer_module
-from libai.engine.graph import GraphTrainer
+from libai.engine.compiled.step import CompiledStep
 from libai.engine.hooks import CallbackHook, RehearsalHook
 from libai.engine.rehearsal import reference
 from libai.engine.rehearsal.rehearsal import NotTheSame
@@ -150,7 +150,7 @@ def test_a_run_falls_back_to_eager_mode_if_allowed(tmp_path):
 
 def write_rates_once(monkeypatch):
     """Learning rates stay as they were in the first compiled update."""
-    write = GraphTrainer._set_step_inputs
+    write = CompiledStep._set_step_inputs
 
     def write_once(self):
         rates = {
@@ -161,7 +161,7 @@ def write_rates_once(monkeypatch):
         write(self)
         self._step_inputs.update(rates)
 
-    monkeypatch.setattr(GraphTrainer, "_set_step_inputs", write_once)
+    monkeypatch.setattr(CompiledStep, "_set_step_inputs", write_once)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from parity_variants import ADAMW, MOMENTUM, VARIANTS, MeanOfMeans, scheduled
 
 from libai.checkpoint import load_weights
 from libai.data import build_eval_loader
-from libai.engine import eager, gradients, rehearsed_trainer
+from libai.engine import eager, inputs, trainers
 from libai.engine import trainer as trainer_module
 from libai.evaluation import ClassificationEvaluator
 from libai.layers import add_lora
@@ -178,8 +178,8 @@ def _zeros_for_unreached() -> Iterator[None]:
 
 
 def _same_masks() -> AbstractContextManager[Any]:
-    opened = gradients.random_context
-    return mock.patch.object(gradients, "random_context", lambda key, rank: opened(key, 0))
+    opened = inputs.random_context
+    return mock.patch.object(inputs, "random_context", lambda key, rank: opened(key, 0))
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def is_detected(plan: Planned, mode: str) -> bool:
     Without the rehearsal, which would detect the wrong training and use global tensors instead.
     """
     try:
-        with mock.patch.object(rehearsed_trainer, "make_reference", lambda _: ([], None)):
+        with mock.patch.object(trainers, "make_reference", lambda _: ([], None)):
             return not trained_on_ranks(plan, mode)[0].is_rounding(plan.case, MESH_LOSS_BOUND)
     except UserError:
         return True

@@ -254,7 +254,7 @@ def _train(words, monkeypatch, capfd):
         parts.append(run.train_loader._reading._read.__self__._reader)
     return {
         "parts": [(type(part).__name__, *filter(_is_told, vars(part).items())) for part in parts],
-        "clear": run.trainer.gradients.clear.keywords,  # how gradients are cleared
+        "clear": run.trainer.step.clear.keywords,  # how gradients are cleared
         "files": {
             str(path.relative_to(folder)).split(".out.tfevents")[0]
             for path in folder.glob("[!p]*/**")

@@ -9,7 +9,7 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.engine import GraphTrainer
+from libai.engine.compiled.step import CompiledStep
 from libai.utils.errors import UserError
 
 # a hundred short trainings; tests/engine/test_guards.py is in the first command
@@ -264,9 +264,9 @@ def test_a_parameter_that_is_taken_from_the_model_alone_is_refused(name):
 def test_equal_values_that_no_code_tells_apart_are_not_compiled_again(monkeypatch):
     """A hook that assigns an equal list in every iteration does not make updates eager."""
     compiled = []
-    compile_it = GraphTrainer.compile
+    compile_it = CompiledStep.compile
     monkeypatch.setattr(
-        GraphTrainer, "compile", lambda self, *args: compiled.append(1) or compile_it(self, *args)
+        CompiledStep, "compile", lambda self, *args: compiled.append(1) or compile_it(self, *args)
     )
 
     class Sums(nn.Module):
@@ -288,4 +288,4 @@ def test_equal_values_that_no_code_tells_apart_are_not_compiled_again(monkeypatc
         lambda trainer: assign([1.0, 2.0]),
     )
     assert len(compiled) == 1
-    assert not trainer.gradients.updates_eagerly
+    assert not trainer.step.runs_eagerly

@@ -149,7 +149,7 @@ def test_stock_dropout_is_reported(mode, caplog):
 def test_uint16_tokens_are_accepted(mode):
     """OneFlow 0.9.0 has no uint16, but memory-mapped token files contain it."""
     batch = {"x": np.array([[65535]], np.uint16), "y": np.zeros(1)}
-    assert make_trainer(mode).gradients.to_device(batch)["x"].dtype == flow.int32
+    assert make_trainer(mode).parts.inputs.to_device(batch)["x"].dtype == flow.int32
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from refusals import refused
 
 from libai.engine import EagerTrainer
 from libai.engine.hooks import CallbackHook
+from libai.engine.loop import SWITCH_SECONDS
 from libai.engine.rehearsal.kept import rolled_back
 from libai.scheduler import WarmupCosineLR
 
@@ -51,7 +52,7 @@ def test_undone_graph_updates_leave_the_optimizer_state_as_it_was(is_dropped):
         for _ in range(2):
             trainer.update(batches)
         if is_dropped:
-            trainer.optimizer_state.leave_graph()
+            trainer.step.drop()
     trainer.train(3, 8)
     assert losses == expected
 
@@ -81,6 +82,13 @@ def test_switching_modes_and_back_continues_the_curve(mode, optimizer_name):
     losses += toy.losses_of(another, 12, 9)
     # measured: 0 for most optimizers, up to 3e-7 if float32 sums have a different order
     np.testing.assert_allclose(losses, expected, rtol=2e-6)
+
+
+def test_the_switch_interval_of_threads_follows_the_mode():
+    """Graph operations do not need the interpreter; eager ones wait for it (decision 0007)."""
+    trainer = build("graph", "sgd", toy.batches(4))
+    trainer.switch_to("eager")
+    assert trainer._switch_seconds == SWITCH_SECONDS
 
 
 @pytest.mark.e2e
@@ -130,7 +138,7 @@ def test_a_switch_releases_the_graph():
     graph = weakref.ref(trainer.graph)
     trainer.switch_to("eager")
     gc.collect()
-    assert graph() is None and type(trainer) is EagerTrainer
+    assert graph() is None and trainer.mode == "eager"
 
 
 class ReadsValues(toy.Tagger):
@@ -151,6 +159,6 @@ def test_a_switch_that_cannot_be_compiled_goes_back_to_the_old_mode(monkeypatch)
     trainer.switch_to("graph")
     with refused("graph"):
         trainer.train(4, 8)
-    assert type(trainer) is EagerTrainer and trainer.graph is None
+    assert trainer.mode == "eager" and trainer.graph is None
     trainer.train(4, 8)
     assert losses == expected

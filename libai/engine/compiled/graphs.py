@@ -21,7 +21,7 @@ from oneflow import nn
 
 from libai.engine.compiled.buffers import traced_buffers
 from libai.engine.compiled.tracing import Reads, tracing
-from libai.engine.gradients import map_shares
+from libai.engine.inputs import map_shares
 from libai.engine.options import TrainOptions
 from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.native.kernels import are_kernels_on

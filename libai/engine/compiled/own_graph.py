@@ -17,7 +17,7 @@ from oneflow import nn
 
 from libai.engine.compiled.tracing import Reads, tracing
 from libai.engine.options import TrainOptions
-from libai.engine.trainer import ModelTrainer
+from libai.parallel import Mesh
 from libai.patches.compiled_graph import garbage_kept
 from libai.patches.launch_race import close_launch_race
 from libai.patches.wrapping import replaced
@@ -37,13 +37,13 @@ _REFUSED = (
 MakeGraph = Callable[[nn.Module, flow.optim.Optimizer], nn.Graph]
 
 
-def refuse_options(trainer: ModelTrainer, options: TrainOptions) -> None:
+def refuse_options(options: TrainOptions, mesh: Mesh, schedule: Any) -> None:
     """Raise `UserError` for options that only the trainer's own graph supports."""
     default = TrainOptions()
     names = [name for name in _REFUSED if getattr(options, name) != getattr(default, name)]
-    if trainer.mesh.pipeline > 1:
+    if mesh.pipeline > 1:
         names.append("a mesh with pipeline stages")
-    if trainer.lr_scheduler is not None:
+    if schedule is not None:
         names.append("lr_scheduler")
     if names:
         raise UserError(

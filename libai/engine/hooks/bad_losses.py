@@ -205,18 +205,18 @@ def find_first_non_finite(trainer: ModelTrainer, micro_batches: list[Any]) -> st
 
     for name, parameter in model.named_parameters():
         look(f"the parameter {name} was not finite before the update", parameter)
-    gradients = trainer.gradients
-    batches = [gradients.to_device(gradients.name_inputs(batch)) for batch in micro_batches]
+    inputs = trainer.parts.inputs
+    batches = [inputs.to_device(inputs.name_inputs(batch)) for batch in micro_batches]
     for batch in batches:
         for name, tensor in batch.items():
             look(f"the input {name} of the batch is not finite: check the data", tensor)
-    gradients.clear()
+    plain = trainer.step.reference(trainer.parts)
     # roll back, because batch statistics would absorb the bad values
     with forward_rolled_back(model), replaced((flow.nn.Module, "__call__", call_and_look)):
-        gradients.accumulate_gradients(model, batches)
+        plain.accumulate(batches, trainer.iter, model)
     for name, parameter in reversed(list(model.named_parameters())):
         look(f"the gradient of {name} is not finite, though the forward pass is", parameter.grad)
-    gradients.clear()
+    plain.clear()
     of_ranks = gather_objects(found)
     everywhere = [one for of_rank in of_ranks for one in of_rank]
     if not everywhere:

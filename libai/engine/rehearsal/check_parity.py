@@ -21,13 +21,14 @@ from oneflow import nn
 
 from libai.config import RunConfig
 from libai.config.combinations import check_supported
-from libai.engine.graph import GraphTrainer
+from libai.engine.options import TrainOptions
 from libai.engine.rehearsal.comparison import Updates, first_difference
 from libai.engine.rehearsal.gradient_judge import Judgement, judge
 from libai.engine.rehearsal.naming import find_culprit
 from libai.engine.rehearsal.reference import reference_of
 from libai.engine.rehearsal.rehearsal import compared_updates, refuse_untraceable
-from libai.engine.run.build import Parts, amp_dtype
+from libai.engine.run.build import RunParts, amp_dtype
+from libai.engine.trainers import GraphTrainer
 from libai.forward.contract import as_batch_dict, as_tensor
 from libai.forward.inventory import Inventory
 from libai.layers.random import assign_layer_ids, fold, random_context
@@ -104,6 +105,7 @@ def check_parity(
     build_lr_scheduler: Callable[[flow.optim.Optimizer], Any] | None = None,
     seed: int = 0,
     device: str = "auto",
+    options: TrainOptions | None = None,
     **settings: Any,
 ) -> ParityReport:
     """Make the same updates eagerly and compiled, from the same weights and the same data, and
@@ -118,7 +120,8 @@ def check_parity(
             on the first.
         bound: largest relative loss difference at which the modes still count as identical.
         build_lr_scheduler: function that returns the schedule of an optimizer, or None.
-        settings: individual fields of `TrainOptions`, such as `num_accumulation_steps`.
+        options, settings: a `TrainOptions`, and individual fields of it, such as
+            `num_accumulation_steps`.
 
     Returns a `ParityReport`. In a test, write `assert report.ok, report`. A forward that cannot be
     compiled gives the verdict "broken" instead of an error. Raises `UserError` in a job of several
@@ -136,9 +139,9 @@ def check_parity(
             f"check_parity: bound={bound} is a relative difference and must be between 0 and 1, "
             "such as 1e-5."
         )
-    micro_batches = list(
-        itertools.islice(batches, num_iters * settings.get("num_accumulation_steps", 1))
-    )
+    options = options or TrainOptions()
+    steps = settings.get("num_accumulation_steps", options.num_accumulation_steps)
+    micro_batches = list(itertools.islice(batches, num_iters * steps))
     seed_everything(seed)
     model = build_model()
     if not isinstance(model, nn.Module):
@@ -152,6 +155,7 @@ def check_parity(
         model,
         micro_batches,
         optimizer,
+        options,
         lr_scheduler=build_lr_scheduler(optimizer) if build_lr_scheduler else None,
         seed=seed,
         mesh=Mesh(device=device),
@@ -205,7 +209,8 @@ def check_config(run: RunConfig, num_iters: int, bound: float) -> ParityReport:
             f"train.amp.dtype={run.train.amp.dtype}: the modes round differently with it. Compare "
             "them in float32 (train.amp.enabled=false)."
         )
-    parts = Parts(run, Mesh(device=device))
+    parts = RunParts(run, Mesh(device=device))
+    options = TrainOptions.of_config(run, parts.mesh, parts.sizes.accumulation, parts.seed)
     return check_parity(
         parts.new_model,
         parts.train_loader,
@@ -213,12 +218,9 @@ def check_config(run: RunConfig, num_iters: int, bound: float) -> ParityReport:
         num_iters=num_iters,
         bound=bound,
         build_lr_scheduler=parts.new_schedule,
-        num_accumulation_steps=parts.sizes.accumulation,
-        max_grad_norm=run.train.clip_grad.max_norm,
-        max_grad_value=run.train.clip_grad.value,
-        activation_checkpoint=run.train.activation_checkpoint.enabled,
         seed=parts.seed,
         device=device,
+        options=options,
     )
 
 
@@ -228,7 +230,7 @@ def judge_config(run: RunConfig) -> tuple[Judgement, str]:
     Return the judgement, and a line that describes it.
     """
     device = default_device(run.train.device)
-    parts = Parts(run, Mesh(device=device))
+    parts = RunParts(run, Mesh(device=device))
     seed_everything(parts.seed)
     model = parts.new_model()
     assign_layer_ids(model)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import oneflow as flow
 
-from libai.engine.trainer import ModelTrainer
+from libai.engine.parts import Parts
 from libai.forward.state import Facts, own_buffers
 from libai.optim.state import state_keys, walk_parameters
 from libai.parallel import full_tensor
@@ -56,7 +56,7 @@ def array_of(tensor: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class State:
-    """A trainer's state by name: copies on the host, or the trainer's own tensors.
+    """The state of parts by name: copies on the host, or the tensors themselves.
 
     `weights`: all parameters. `gradients`: the first optimizer state of each parameter, which shows
     its gradients (empty for an optimizer without state). `buffers`: all buffers except those of
@@ -68,20 +68,20 @@ class State:
     buffers: Arrays
 
     @classmethod
-    def of(cls, trainer: ModelTrainer, read: Callable[[Any], Any] = array_of) -> State:
-        """Return the state of `trainer`, with each tensor replaced by the result of `read`.
+    def of(cls, parts: Parts, read: Callable[[Any], Any] = array_of) -> State:
+        """Return the state of `parts`, with each tensor replaced by the result of `read`.
 
         Collective.
         """
-        named = dict(trainer.model.named_parameters())
-        tensors, _ = trainer.optimizer_state.export()
+        named = dict(parts.model.named_parameters())
+        tensors, _ = parts.state.export()
         gradients = {}
-        for name, parameter, group in walk_parameters(trainer.optimizer, named):
-            keys = state_keys(trainer.optimizer, group)
+        for name, parameter, group in walk_parameters(parts.optimizer, named):
+            keys = state_keys(parts.optimizer, group)
             if keys and parameter.requires_grad and f"{name}/{keys[0]}" in tensors:
                 gradients[name] = read(tensors[f"{name}/{keys[0]}"])
         weights = {name: read(parameter) for name, parameter in named.items()}
-        buffers = {name: read(buffer) for name, buffer in own_buffers(trainer.model).items()}
+        buffers = {name: read(buffer) for name, buffer in own_buffers(parts.model).items()}
         return cls(weights, gradients, buffers)
 
 

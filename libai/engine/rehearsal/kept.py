@@ -113,7 +113,7 @@ def updates_undone(
                 flow.manual_seed(seed)
             yield python
     finally:
-        trainer.gradients.clear()
+        trainer.step.clear()
         trainer.loop.calls_at = calls
         if has_drawn_since(draws):
             flow.set_rng_state(draws)

@@ -5,20 +5,17 @@ The updates run on the model itself, and the inputs and outputs of all its modul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from libai.engine.compiled.buffers import same_buffers
-from libai.engine.compiled.graphs import TrainGraph
+from libai.engine.compiled.step import CompiledStep
 from libai.engine.rehearsal.comparison import Reference
 from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.engine.rehearsal.one_process import by_one_process
-from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.recorder import GRADIENT, VALUE, Record, Recorder, recording_graph
 from libai.engine.rehearsal.reference import Iterations, copied, keeping_copies, rehearsing
 from libai.engine.trainer import ModelTrainer
@@ -30,14 +27,6 @@ _GRADIENT_BOUND = 1e-4
 #: a gradient is compared relative to its own largest number, or to this fraction of the largest
 #: gradient if larger
 _SMALLEST = 1e-3
-
-
-@runtime_checkable
-class _Compiling(Protocol):
-    """A trainer that compiles its update."""
-
-    def compile(self, batches: Sequence[dict[str, Any]], graph_class: type[TrainGraph]) -> None:
-        """See `GraphTrainer.compile`."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +61,16 @@ def find_culprit(
     try:
         expected = _watch(trainer, recorder, updates, reference)
         if is_compiled:
-            batches = [trainer.gradients.name_inputs(batch) for batch in iterations[0]]
-            trainer.optimizer_state.leave_graph()
-            assert isinstance(trainer, _Compiling)
-            trainer.compile(batches, recording_graph(recorder))
+            batches = [trainer.parts.inputs.name_inputs(batch) for batch in iterations[0]]
+            trainer.step.drop()
+            assert isinstance(trainer.step, CompiledStep)
+            trainer.step.compile(batches, trainer.iter, recording_graph(recorder))
         found = _watch(trainer, recorder, updates, reference, is_own=True, is_compiled=is_compiled)
         return _in_forward(expected, found) or _in_backward(expected, found)
     finally:
         recorder.remove()
         if is_compiled:
-            trainer.optimizer_state.leave_graph()
+            trainer.step.drop()
 
 
 def begins_in(
@@ -115,31 +104,33 @@ def _watch(
 
     `is_own`: make it as the trainer does, not as a plain loop would.
     """
-    start = trainer.iter
+    parts = trainer.parts
     with ExitStack() as stack:
         if not is_own and reference.is_of_one_process:
-            updates, _ = stack.enter_context(by_one_process(trainer, updates))
+            alone = by_one_process(trainer, updates, parts.facts)
+            parts, updates, _ = stack.enter_context(alone)
         stack.enter_context(rehearsing(trainer, reference))
         # keep the Python values that were compiled in
         before = (
             forward_rolled_back(trainer.model, with_buffers=False) if is_compiled else nullcontext()
         )
         with before, same_buffers(trainer.model):
+            plain = trainer.step.reference(parts)
             for number, micro_batches in enumerate(updates[:-1]):
-                trainer.iter = start + number
-                update_op_by_op(trainer, copied(trainer, micro_batches), keeping_copies(trainer))
-        trainer.iter = start + len(updates) - 1
+                batches = copied(trainer, micro_batches)
+                plain.update(batches, trainer.iter + number, keeping_copies(plain))
+                trainer.finish_update()
+        iteration = trainer.iter + len(updates) - 1
         batches = copied(trainer, updates[-1])
         if is_compiled:
             return recorder.graph_record(
-                trainer.update(batches).metrics, trainer.options.num_accumulation_steps
+                trainer.step.update(batches, iteration).metrics,
+                trainer.options.num_accumulation_steps,
             )
         recorder.start()
-        update_op_by_op(trainer, batches, None if is_own else keeping_copies(trainer))
+        plain.update(batches, iteration, None if is_own else keeping_copies(plain))
         record = recorder.eager_record()
-        return (
-            record if trainer.mesh.data == 1 or trainer.layout.is_global else _of_all_ranks(record)
-        )
+        return _of_all_ranks(record) if parts.layout.replicas > 1 else record
 
 
 def _of_all_ranks(record: Record) -> Record:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -17,12 +18,11 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.data import TrainLoader
-from libai.engine.optimizer_state import OptimizerState
+from libai.engine.parts import Parts
 from libai.engine.rehearsal.comparison import array_of
 from libai.engine.trainer import ModelTrainer
+from libai.forward.state import Facts
 from libai.layers import is_batch_norm_of_rank
-from libai.layers.random import fold, random_context
-from libai.parallel import LocalLayout, Mesh, localized
 from libai.patches.wrapping import unwrap_forward, wrap_forward
 from libai.utils.distributed import any_rank, gather_arrays, gather_objects
 from libai.utils.logging import engine_logger as logger
@@ -101,7 +101,7 @@ def _whole_batches(trainer: ModelTrainer, iterations: Sequence[Sequence[Any]]) -
 
 
 def _arrays_of(trainer: ModelTrainer, batch: Any) -> dict[str, np.ndarray]:
-    inputs = trainer.gradients.name_inputs(batch)
+    inputs = trainer.parts.inputs.name_inputs(batch)
     return {name: array_of(value) for name, value in inputs.items()}
 
 
@@ -158,73 +158,32 @@ def _fits_on_a_rank(trainer: ModelTrainer) -> bool:
 
 @contextmanager
 def by_one_process(
-    trainer: ModelTrainer, iterations: Sequence[Sequence[Any]]
-) -> Iterator[tuple[Sequence[Sequence[Any]], bool]]:
-    """Yield the micro-batches of all ranks and True, and make updates in the block as one process
-    would.
+    trainer: ModelTrainer, iterations: Sequence[Sequence[Any]], facts: Facts
+) -> Iterator[tuple[Parts, Sequence[Sequence[Any]], bool]]:
+    """Yield parts with local tensors, the micro-batches of all ranks, and True: updates with them
+    are those of one process.
 
-    If that is not possible, yield the micro-batches of this rank and False. Tensors are local,
-    gradients are not averaged, and losses are not gathered. Afterwards the model and the optimizer
-    have their previous tensors again. Rank-local batch norms take their statistics from the samples
-    of one rank after another (docs/dev/decisions/0003). Collective.
+    If that is not possible, yield the trainer's parts, the micro-batches of this rank, and False.
+    In both cases `facts` are the side effects of forward that the updates prepare for. Afterwards
+    the model and the optimizer have their previous tensors again. Rank-local batch norms take their
+    statistics from the samples of one rank after another (docs/dev/decisions/0003). Collective.
     """
     whole = _whole_batches(trainer, iterations)
     if whole is None:
-        yield iterations, False
+        yield replace(trainer.parts, facts=facts), iterations, False
         return
-    mesh, gradients = trainer.mesh, trainer.gradients
-    data_rank = gradients.data_rank
-    norms = []
-    with ExitStack() as stack:
-        if trainer.layout.is_global:
-            stack.enter_context(_with_local_tensors(trainer))
-        if trainer.options.batch_scope == "rank":
-            vars(gradients)["random_scope"] = functools.partial(
-                _scope_of_a_rank, trainer, mesh.data
-            )
-        else:
-            norms = [module for module in trainer.model.modules() if is_batch_norm_of_rank(module)]
+    ranks = trainer.mesh.data
+    stays_apart = trainer.options.batch_scope == "rank"
+    modules = () if stays_apart else trainer.model.modules()
+    norms = list(filter(is_batch_norm_of_rank, modules))
+    with trainer.parts.alone(facts, interleaved=ranks if stays_apart else 1) as parts:
         for module in norms:
-            wrap_forward(module, functools.partial(_rank_by_rank, mesh.data))
-        trainer.mesh = gradients.mesh = Mesh(device=mesh.device)
-        gradients.data_rank = 0
+            wrap_forward(module, functools.partial(_rank_by_rank, ranks))
         try:
-            yield whole, True
+            yield parts, whole, True
         finally:
-            vars(gradients).pop("random_scope", None)
-            trainer.mesh = gradients.mesh = mesh
-            gradients.data_rank = data_rank
             for module in norms:
                 unwrap_forward(module)
-
-
-@contextmanager
-def _with_local_tensors(trainer: ModelTrainer) -> Iterator[None]:
-    layout, optimizer_state, optimizer = trainer.layout, trainer.optimizer_state, trainer.optimizer
-    entries = {}
-    for key, entry in optimizer._state.items():
-        entries[key] = dict(entry) if isinstance(entry, dict) else entry
-    exported = optimizer_state.export()
-    with localized(trainer.model):
-        trainer.layout = LocalLayout(Mesh(device=layout.mesh.device))
-        trainer.optimizer_state = OptimizerState(trainer.model, optimizer)
-        trainer.optimizer_state.load(*exported)
-        try:
-            yield
-        finally:
-            trainer.layout = layout
-            trainer.optimizer_state = optimizer_state
-            optimizer._state.clear()
-            optimizer._state.update(entries)
-
-
-def _scope_of_a_rank(trainer: ModelTrainer, ranks: int, number: int) -> Any:
-    """Return the random scope of forward `number` of an iteration in which the forwards of the
-    ranks alternate.
-    """
-    if not trainer.gradients.draws_randomness:
-        return nullcontext()
-    return random_context(fold(trainer.options.seed, trainer.iter, number // ranks), number % ranks)
 
 
 def _rank_by_rank(

@@ -18,7 +18,8 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.metrics import StepResult
+from libai.engine.metrics import StepResult, require_same_names, to_numbers
+from libai.engine.parts import Parts
 from libai.engine.rehearsal.comparison import (
     LOSS_BOUND,
     ROUNDING,
@@ -31,8 +32,8 @@ from libai.engine.rehearsal.comparison import (
 )
 from libai.engine.rehearsal.kept import has_drawn_since, inventory_of, updates_undone
 from libai.engine.rehearsal.one_process import by_one_process
-from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.view_writes import ViewWrites
+from libai.engine.step import PlainStep
 from libai.engine.trainer import ModelTrainer
 from libai.forward.contract import read_losses
 from libai.forward.flops import counted_flops
@@ -50,7 +51,7 @@ Iterations = Sequence[Sequence[Any]]
 #: returns the tensor that the backward pass reads instead of the given one
 Keep = Callable[[flow.Tensor], flow.Tensor]
 #: called with a batch, the reference and what puts Python values back, before updates are undone
-AtEnd = Callable[[Any, "Reference", Inventory], None]
+AtEnd = Callable[[PlainStep, Any, "Reference", Inventory], None]
 #: seed of OneFlow's generator for models that sample from it; the value is arbitrary
 SEED = 20_211
 _NOTHING_KNOWN = Facts()
@@ -117,52 +118,53 @@ def _make(
 
     `keep`: as for `reference_of`. Copies take the memory of saved tensors a second time.
     """
-    reference, start = Reference(bound=LOSS_BOUND[trainer.gradients.device]), trainer.iter
-    reference.states[0] = State.of(trainer)
-    known, trainer.gradients.facts = trainer.gradients.facts, facts
-    try:
-        with (
-            by_one_process(trainer, iterations) as (iterations, reference.is_of_one_process),
-            updates_undone(trainer, seed=seed) as kept,
-        ):
-            changing: list[str] = []
-            for number, micro_batches in enumerate(iterations, 1):
-                trainer.iter = start + number - 1
-                result: StepResult | None
-                if number == 1:
-                    with counted_flops() as flops:
-                        result = _first_update(trainer, micro_batches, reference, kept, keep)
-                    trainer.loop.flops_per_sample = sum(flops) / _num_samples(
-                        trainer, micro_batches
-                    )
-                else:
-                    is_last = number == len(iterations) and trainer.mode == "graph"
-                    later = inventory_of(trainer, kept.called) if is_last else None
-                    result = _later_update(trainer, micro_batches, reference, keep, changing, later)
-                if result is None:
-                    break
-                losses, metrics = numbers_of(trainer, result)
-                reference.losses.append(losses)
-                reference.metrics.append(metrics)
-                if number == 1 or number == len(iterations):
-                    state = State.of(trainer)
-                    # saves memory: gradients show the same differences as weights, and the last
-                    # weights are kept
-                    is_enough = number < len(iterations) and bool(state.gradients)
-                    reference.states[number] = replace(state, weights={}) if is_enough else state
-            changed = kept.changed()
-            attributes = [one for one in changed if isinstance(one.owner, nn.Module)]
-            remembered = read_later(trainer.model, attributes, kept.functions)
-            if len(iterations) < 3 and trainer.mode == "graph":
-                changing = read_later(trainer.model, changed, kept.functions)
-            _, changes = _of_all_ranks({"remembered": remembered, "changing": changing})
-            reference.functions = kept.called
-            reference.remembered = changes["remembered"]
-            reference.changing = changes["changing"]
-            if at_end is not None:
-                at_end(iterations[0][0], reference, kept)
-    finally:
-        trainer.gradients.facts = known
+    reference, start = Reference(bound=LOSS_BOUND[trainer.loop.device]), trainer.iter
+    reference.states[0] = State.of(trainer.parts)
+    with (
+        by_one_process(trainer, iterations, facts) as (
+            parts,
+            iterations,
+            reference.is_of_one_process,
+        ),
+        updates_undone(trainer, seed=seed) as kept,
+    ):
+        step = trainer.step.reference(parts)
+        changing: list[str] = []
+        for number, micro_batches in enumerate(iterations, 1):
+            batches = copied(trainer, micro_batches)
+            result: StepResult | None
+            if number == 1:
+                with counted_flops() as flops:
+                    result = _first_update(trainer, step, batches, reference, kept, keep)
+                trainer.loop.flops_per_sample = sum(flops) / _num_samples(parts, micro_batches)
+            else:
+                is_last = number == len(iterations) and trainer.mode == "graph"
+                later = inventory_of(trainer, kept.called) if is_last else None
+                iteration = start + number - 1
+                result = _later_update(step, batches, iteration, reference, keep, changing, later)
+            if result is None:
+                break
+            trainer.finish_update()
+            losses, metrics = numbers_of(parts, result)
+            reference.losses.append(losses)
+            reference.metrics.append(metrics)
+            if number == 1 or number == len(iterations):
+                state = State.of(parts)
+                # saves memory: gradients show the same differences as weights, and the last
+                # weights are kept
+                is_enough = number < len(iterations) and bool(state.gradients)
+                reference.states[number] = replace(state, weights={}) if is_enough else state
+        changed = kept.changed()
+        attributes = [one for one in changed if isinstance(one.owner, nn.Module)]
+        remembered = read_later(trainer.model, attributes, kept.functions)
+        if len(iterations) < 3 and trainer.mode == "graph":
+            changing = read_later(trainer.model, changed, kept.functions)
+        _, changes = _of_all_ranks({"remembered": remembered, "changing": changing})
+        reference.functions = kept.called
+        reference.remembered = changes["remembered"]
+        reference.changing = changes["changing"]
+        if at_end is not None:
+            at_end(step, iterations[0][0], reference, kept)
     if reference.is_of_one_process:
         _refuse_other_losses(trainer, reference)
     states = [state.buffers for state in reference.states.values()]
@@ -188,17 +190,17 @@ def _make(
     return reference
 
 
-def _num_samples(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> int:
+def _num_samples(parts: Parts, micro_batches: Sequence[Any]) -> int:
     """Return the number of samples of `micro_batches` that an operation on this rank has seen."""
-    own = sum(
-        len(next(iter(trainer.gradients.name_inputs(batch).values()))) for batch in micro_batches
-    )
-    return own * trainer.mesh.data if trainer.layout.is_global else own
+    named = map(parts.inputs.name_inputs, micro_batches)
+    own = sum(len(next(iter(batch.values()))) for batch in named)
+    return own * parts.layout.mesh.data if parts.layout.is_global else own
 
 
 def _first_update(
     trainer: ModelTrainer,
-    micro_batches: Sequence[Any],
+    step: PlainStep,
+    batches: list[dict[str, Any]],
     reference: Reference,
     kept: Inventory,
     keep: Keep | None,
@@ -221,7 +223,7 @@ def _first_update(
             (keep, _same) if keep else (lambda tensor: (tensor, _checksum(tensor)), compare)
         )
         with saved_tensor_hooks(pack, unpack), ViewWrites().watch():
-            outputs = trainer.gradients.forward(**batch)
+            outputs = step.reduction.forward(**batch)
         if reference.is_of_one_process:
             losses, metrics = read_losses(outputs, model)
             operations = Counter(function.name() for function in functions_behind(losses.values()))
@@ -254,7 +256,7 @@ def _first_update(
 
     failure = None
     try:
-        result = update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)
+        result = step.update(batches, trainer.iter, forward, look)
         if has_drawn_since(draws):
             mine["flags"].append("draws")
     except Exception as error:
@@ -278,8 +280,9 @@ def _first_update(
 
 
 def _later_update(
-    trainer: ModelTrainer,
-    micro_batches: Sequence[Any],
+    step: PlainStep,
+    batches: list[dict[str, Any]],
+    iteration: int,
     reference: Reference,
     keep: Keep | None,
     changing: list[str],
@@ -293,15 +296,15 @@ def _later_update(
 
     def look() -> None:
         if before is not None:
-            changing.extend(read_later(trainer.model, before.changed(), before.functions))
+            changing.extend(read_later(step.parts.model, before.changed(), before.functions))
             now = global_generators()
             changing.extend(name for name, state in generators.items() if now[name] != state)
 
     result = failure = None
     generators = global_generators() if before is not None else {}
-    forward = keeping_copies(trainer, keep) if keep else None
+    forward = keeping_copies(step, keep) if keep else None
     try:
-        result = update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)
+        result = step.update(batches, iteration, forward, look)
     except IndexOutOfRange:
         failure = ""  # a mistake in the data; the run's own update will report it
     except Exception as error:
@@ -362,17 +365,12 @@ def _differs_by_rank(trainer: ModelTrainer, difference: str) -> UserError:
     )
 
 
-def keeping_copies(
-    trainer: ModelTrainer,
-    keep: Keep = copy_of_values,
-) -> Callable[..., Any]:
-    """Return the forward of the trainer's model, with copies of the tensors that its backward pass
-    reads.
-    """
+def keeping_copies(step: PlainStep, keep: Keep = copy_of_values) -> Callable[..., Any]:
+    """Return the forward of `step`, with copies of the tensors that its backward pass reads."""
 
     def forward(**batch: Any) -> Any:
         with saved_tensor_hooks(keep, _same):
-            return trainer.gradients.forward(**batch)
+            return step.reduction.forward(**batch)
 
     return forward
 
@@ -382,15 +380,13 @@ def copied(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> list[dict[str
 
     A forward may change its inputs in place, and the run still needs them.
     """
-    return [copy.deepcopy(trainer.gradients.name_inputs(batch)) for batch in micro_batches]
+    return [copy.deepcopy(trainer.parts.inputs.name_inputs(batch)) for batch in micro_batches]
 
 
-def numbers_of(
-    trainer: ModelTrainer,
-    result: StepResult,
-) -> tuple[dict[str, float], dict[str, float]]:
+def numbers_of(parts: Parts, result: StepResult) -> tuple[dict[str, float], dict[str, float]]:
     """Return the losses of one update, by tag, and its metrics, over all ranks. Collective."""
-    numbers = trainer.collect([result])[0]
+    require_same_names([result])
+    numbers = to_numbers([result], parts.layout.replicas > 1)[0]
     tags = ["train/loss", *(f"train/{name}" for name in result.losses)]
     losses = {tag: numbers[tag] for tag in tags if tag in numbers}
     return losses, {name: numbers[f"train/{name}"] for name in result.metrics}

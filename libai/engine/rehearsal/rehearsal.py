@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from libai.engine.hook_base import HookBase
 from libai.engine.metrics import StepResult
@@ -26,7 +26,6 @@ from libai.engine.rehearsal.comparison import (
 from libai.engine.rehearsal.gradient_judge import judge
 from libai.engine.rehearsal.kept import inventory_of
 from libai.engine.rehearsal.naming import begins_in
-from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.reference import (
     SEED,
     Iterations,
@@ -38,6 +37,7 @@ from libai.engine.rehearsal.reference import (
     rounded_references,
 )
 from libai.engine.rehearsal.view_writes import WrongGradient
+from libai.engine.step import PlainStep
 from libai.engine.trainer import ModelTrainer
 from libai.forward.inventory import Inventory
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
@@ -49,14 +49,6 @@ from libai.utils.logging import engine_logger as logger
 
 #: largest relative difference between a metric over several ranks and over one process
 _METRIC_BOUND = 1e-4
-
-
-@runtime_checkable
-class _WithReplicas(Protocol):
-    """A trainer whose ranks hold replicas of the model."""
-
-    def use_global_tensors(self) -> None:
-        """See `EagerTrainer.use_global_tensors`."""
 
 
 class NotTheSame(UserError):
@@ -126,7 +118,11 @@ def make_reference(trainer: ModelTrainer) -> tuple[Iterations, Reference | None]
 
 
 def judge_gradient(
-    trainer: ModelTrainer, micro_batch: Any, reference: Reference, kept: Inventory
+    trainer: ModelTrainer,
+    step: PlainStep,
+    micro_batch: Any,
+    reference: Reference,
+    kept: Inventory,
 ) -> None:
     """Compare the gradient of one micro-batch with differences of its loss, and log the result.
 
@@ -134,9 +130,9 @@ def judge_gradient(
     the same samples, so nothing is communicated. Raises `WrongGradient` if a gradient is wrong and
     nothing legitimate looks like it.
     """
-    gradients = trainer.gradients
-    is_whole = trainer.mesh.is_single or reference.is_of_one_process
-    if not is_whole or trainer.layout.is_global or gradients.forward is not trainer.model:
+    inputs, layout = step.parts.inputs, step.parts.layout
+    is_whole = layout.mesh.is_single or reference.is_of_one_process
+    if not is_whole or layout.is_global or step.reduction.leaves_hooks:
         reason = "a rank does not have the whole model and all samples in local tensors"
         logger.info("gradient not judged by central differences: %s", reason)
         return
@@ -144,8 +140,8 @@ def judge_gradient(
         return
     judgement = judge(
         trainer.model,
-        lambda: gradients.to_device(copied(trainer, [micro_batch])[0]),
-        partial(gradients.random_scope, 0),
+        lambda: inputs.to_device(copied(trainer, [micro_batch])[0]),
+        partial(inputs.random_scope, trainer.iter, 0),
         kept.restore,
         SEED if reference.draws else None,
     )
@@ -173,11 +169,14 @@ def compare_on_mesh(trainer: ModelTrainer, iterations: Iterations, reference: Re
     process in the compiled update. It also runs with AMP, for which nothing else is compared.
     Raises `NotTheSame`. Collective.
     """
-    is_eager = (
-        trainer.gradients.updates_eagerly and _why_incomparable(trainer) is None
-    )  # `require_same` compares it
+    # `require_same` compares eager updates
+    is_eager = trainer.step.runs_eagerly and _why_incomparable(trainer) is None
     if iterations and reference.is_of_one_process and not is_eager:
-        _require_equal(trainer, iterations[:1], reference, partial(update_op_by_op, trainer))
+
+        def make(batches: list[dict[str, Any]]) -> StepResult:
+            return trainer.step.reference(trainer.parts).update(batches, trainer.iter)
+
+        _require_equal(trainer, iterations[:1], reference, make)
 
 
 def require_same(trainer: ModelTrainer, iterations: Iterations, reference: Reference) -> None:
@@ -186,7 +185,7 @@ def require_same(trainer: ModelTrainer, iterations: Iterations, reference: Refer
 
     Does nothing if they are meant to differ, or if graph mode has not compiled yet. Collective.
     """
-    is_ready = trainer.gradients.updates_eagerly or trainer.graph is not None
+    is_ready = trainer.step.runs_eagerly or trainer.graph is not None
     if iterations and is_ready and _why_incomparable(trainer) is None:
         _require_equal(trainer, iterations[: len(reference.losses)], reference)
 
@@ -208,19 +207,20 @@ def _require_equal(
         if make is None and reference.is_of_one_process and not trainer.layout.is_global:
             _warn_of_odd_metrics(trainer, reference, found)
         return
-    is_compiled = make is None and not trainer.gradients.updates_eagerly
-    gradients = trainer.gradients
-    if gradients.updates_eagerly and gradients.facts.written:
+    is_compiled = make is None and not trainer.step.runs_eagerly
+    parts = trainer.parts
+    if trainer.step.runs_eagerly and parts.facts.written:
         # giving changed buffers new memory is wrong if a view of one is read after the change
-        written, gradients.facts = gradients.facts, replace(gradients.facts, written=())
+        written = parts.facts
+        parts.facts = replace(written, written=())
         if compared_updates(trainer, iterations, reference, make)[1] is None:
             return
-        gradients.facts = written
+        parts.facts = written
     name = type(trainer.model).__name__
     text = refusal(trainer, difference, reference)
     if reference.is_of_one_process and is_compiled:
         # without a graph, one process can make the same updates
-        trainer.optimizer_state.leave_graph()
+        trainer.step.drop()
     itself = _agreed_difference(reference, reference_of(trainer, iterations))
     if itself is not None:
         unstable = (
@@ -228,7 +228,7 @@ def _require_equal(
             f"{itself}. Something in forward uses random numbers that no seed controls, reads a "
             "clock, or remembers earlier calls in a place that cannot be restored"
         )
-        if not trainer.gradients.updates_eagerly:
+        if not trainer.step.runs_eagerly:
             raise NotTheSame(
                 f"{unstable}; a compiled step would repeat the value read during compilation. "
                 "Pass such a number in the batch, or run with graph.enabled=false."
@@ -248,8 +248,7 @@ def _require_equal(
         begins,
         trainer.mesh.data,
     )
-    assert isinstance(trainer, _WithReplicas)
-    trainer.use_global_tensors()
+    trainer._use_global_tensors()
     try:
         _, still = compared_updates(trainer, iterations, reference, make)
     except (
@@ -289,12 +288,12 @@ def compared_updates(
         for number, micro_batches in enumerate(iterations, 1):
             trainer.iter = start + number - 1
             result = (make or trainer.update)(copied(trainer, micro_batches))
-            losses, metrics = numbers_of(trainer, result)
+            losses, metrics = numbers_of(trainer.parts, trainer._as_result(result))
             found.losses.append(losses)
             found.metrics.append(metrics)
             if number in reference.states:
                 found.differences[number] = differing_state(
-                    reference, number, State.of(trainer, read=lambda tensor: tensor)
+                    reference, number, State.of(trainer.parts, read=lambda tensor: tensor)
                 )
     difference = _agreed_difference(reference, found)
     if (
@@ -323,7 +322,7 @@ def is_own_update(trainer: ModelTrainer) -> bool:
     is_plain = (trainer.update.__module__ or "").startswith(
         "libai."
     )  # also true for a proxy that a hook makes
-    return is_plain and not trainer.gradients.has_own_graph
+    return is_plain and trainer.step.is_own
 
 
 def _obstacle(trainer: ModelTrainer) -> str | None:

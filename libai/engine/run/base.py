@@ -21,15 +21,15 @@ from libai.engine.hooks.evaluation import refuse_unknown
 from libai.engine.options import TrainOptions
 from libai.engine.run import build
 from libai.engine.run.run_folder import RunFolder
-from libai.engine.trainer import TRAINERS, ModelTrainer
+from libai.engine.trainer import ModelTrainer
+from libai.engine.trainers import TRAINERS
 from libai.launch.stop import StopRequest
-from libai.optim import LossScaling
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
 from libai.utils.tensors import overwrite
 
 
-class RunBase(build.Parts):
+class RunBase(build.RunParts):
     """A run as its parts see it.
 
     Attributes:
@@ -105,26 +105,8 @@ class RunBase(build.Parts):
         """Return a trainer of this run in `mode`, "eager" or "graph", with its own schedule for
         `optimizer`.
         """
-        train = self.config.train
-        options = TrainOptions(
-            num_accumulation_steps=self.plan.num_accumulation_steps,
-            mesh=self.mesh,
-            plan=train.dist.plan,
-            zero_stage=train.zero_optimization.stage if train.zero_optimization.enabled else 0,
-            activation_checkpoint=train.activation_checkpoint.enabled,
-            device=self.mesh.device,
-            max_grad_norm=train.clip_grad.max_norm,
-            max_grad_value=train.clip_grad.value,
-            seed=self.seed,
-            loss_scaling=LossScaling(
-                train.amp.init_scale, train.amp.growth_factor, train.amp.growth_interval
-            ),
-            detect_anomalous_params=train.detect_anomalous_params,
-            non_finite=train.non_finite,
-            ema_decay=train.ema.decay if train.ema.enabled else None,
-            rehearse=train.rehearse,
-            deterministic=train.deterministic,
-            batch_scope=train.dist.batch_scope,
+        options = TrainOptions.of_config(
+            self.config, self.mesh, self.plan.num_accumulation_steps, self.seed
         )
         return self.trainer_class(mode)(
             model,

@@ -328,7 +328,7 @@ def mode_options(run: RunConfig, mode: str, device: str) -> dict[str, Any]:
     }
 
 
-class Parts:
+class RunParts:
     """The parts of a run that need no trainer, each built by an overridable method.
 
     `Run` adds the rest.

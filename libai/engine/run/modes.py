@@ -13,7 +13,7 @@ from libai.engine.rehearsal.rehearsal import NotTheSame
 from libai.engine.run import build
 from libai.engine.run.base import RunBase
 from libai.engine.run.trials import compare_speed, try_forward
-from libai.engine.trainer import TRAINERS
+from libai.engine.trainers import TRAINERS
 from libai.utils.errors import GraphBuildError, UserError
 from libai.utils.logging import engine_logger as logger
 from libai.utils.seeding import seed_everything

@@ -15,7 +15,7 @@ from libai import checkpoint
 from libai.config import RunConfig, load_config
 from libai.engine.run import build
 from libai.engine.run.modes import first_mode
-from libai.engine.trainer import trainer_of
+from libai.engine.trainers import trainer_of
 from libai.parallel import Layout, Mesh
 from libai.utils.atomic import config_of_run
 from libai.utils.distributed import default_device, get_world_size

@@ -2,7 +2,7 @@
 evaluate or resume.
 
 `Run` builds the parts, each in an overridable method, and drives the eager or graph trainer that
-the config selects. `EagerTrainer.update` or `GraphTrainer.update` is the training step, and
+the config selects. Its step makes the updates (`libai.engine.step`), and
 `TrainerBase.train` is the loop around it.
 """
 
@@ -37,7 +37,7 @@ from libai.engine.run.run_folder import (
     require_checkpoint,
 )
 from libai.engine.run.trials import dry_run
-from libai.engine.trainer import trainer_of
+from libai.engine.trainers import trainer_of
 from libai.launch.stop import (
     STOP,
     TIME_LIMIT,

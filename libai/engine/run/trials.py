@@ -92,12 +92,10 @@ def try_forward(trainer: ModelTrainer) -> None:
     """
     if not is_own_update(trainer):
         return
-    gradients = trainer.gradients
-    named = [gradients.name_inputs(batch) for batch in trainer.feed.peek()]
-    batches = [gradients.to_device(batch) for batch in named]
-    with forward_rolled_back(trainer.model), gradients.index_check.watch(named):
-        gradients.accumulate_gradients(gradients.forward, batches)
-    gradients.clear()
+    plain = trainer.step.reference(trainer.parts)
+    with forward_rolled_back(trainer.model):
+        plain.accumulate(trainer.feed.peek(), trainer.iter)
+    plain.clear()
 
 
 @dataclass(frozen=True)

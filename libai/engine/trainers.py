@@ -1,21 +1,27 @@
-"""A model trainer that rehearses its first updates before it trains.
+"""The two trainers: model trainers that rehearse their first updates before they train.
 
 `libai.engine.trainer` does not import the rehearsal, so that the rehearsal can name its type.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from libai.engine.check_parts import refuse_wrong_batches
+from libai.engine.compiled.step import CompiledStep
+from libai.engine.eager import EagerStep
 from libai.engine.hook_base import HookBase
 from libai.engine.hooks.bad_losses import BadLossHook
 from libai.engine.hooks.ema import EMAHook
 from libai.engine.rehearsal.rehearsal import (
     NotTheSame,
     compare_on_mesh,
+    facts_of,
     make_reference,
     require_same,
 )
-from libai.engine.trainer import ModelTrainer
+from libai.engine.trainer import ModelTrainer, refuse_unknown_mode
 from libai.patches.internals import release_memory
 from libai.utils.errors import GraphBuildError
 from libai.utils.rank_notes import phase
@@ -24,8 +30,10 @@ from libai.utils.rank_notes import phase
 class RehearsedTrainer(ModelTrainer):
     """Base class of `EagerTrainer` and `GraphTrainer`."""
 
+    _steps: Mapping[str, Any] = {"eager": EagerStep, "graph": CompiledStep}
+
     def _hooks_of_options(self) -> list[HookBase]:
-        """See `ModelTrainer._hooks_of_options`."""
+        """Return the hooks that `options` ask for."""
         options = self.options
         hooks: list[HookBase] = []
         if options.non_finite != "raise":
@@ -71,8 +79,55 @@ class RehearsedTrainer(ModelTrainer):
         if self._switched_from is None:  # a switch must be completed before the run may stop
             self.loop.agreement.agree()
             self._raise_if_stopping()
-        self._build_step(micro_batches)
+        self.step.prepare(micro_batches, self.iter)
         if reference is not None:
             require_same(self, iterations, reference)
         del reference  # it holds copies of weights and optimizer state
         release_memory()
+
+    def _learn_facts(self, micro_batches: Sequence[Any]) -> None:
+        """Make an update to find the side effects of forward, undo it, and use them. Collective."""
+        self._use_facts(facts_of(self, micro_batches))
+
+
+class EagerTrainer(RehearsedTrainer):
+    """`ModelTrainer` that runs eagerly and averages the gradients of data-parallel ranks.
+
+    With `amp` the forward pass runs under autocast on CUDA; "fp16" also uses `LossScaler`.
+
+    Args:
+        gradient_reduction: how gradients are averaged, see `libai.parallel.data_parallel`. "auto"
+            means "flat" on CPU and "ddp" on CUDA. "global" lays out model and batches as global
+            tensors and leaves the averaging to OneFlow.
+        zero_grad_before_forward: clear the gradients at the start of an iteration instead of after
+            the update, which keeps them available in `after_step`.
+        zero_grad_set_to_none: clear gradients by setting them to None (true) or to zero (false);
+            default: to None if the gradient reduction allows it.
+    """
+
+    mode = "eager"
+
+
+class GraphTrainer(RehearsedTrainer):
+    """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches
+    are global tensors.
+
+    Input shapes are fixed when the graph is compiled, before the first update.
+
+    Args:
+        auto_parallel: let OneFlow choose the layout of each operation.
+        train_graph: `train_graph(model, optimizer)` returns a custom `nn.Graph` that makes the
+            update when it is called (`libai.engine.compiled.own_graph`).
+    """
+
+    mode = "graph"
+
+
+#: mode → its trainer
+TRAINERS: Mapping[str, type[ModelTrainer]] = {"eager": EagerTrainer, "graph": GraphTrainer}
+
+
+def trainer_of(mode: str) -> type[ModelTrainer]:
+    """Return the trainer class of a mode. Raises `UserError` for an unknown mode."""
+    refuse_unknown_mode(mode, TRAINERS)
+    return TRAINERS[mode]

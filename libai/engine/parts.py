@@ -1,0 +1,137 @@
+"""What a training step works on: a model and its optimizer on a mesh, without the loop around
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import oneflow as flow
+from oneflow import nn
+
+from libai.engine.data_feed import DataFeed
+from libai.engine.inputs import Inputs
+from libai.engine.optimizer_state import OptimizerState
+from libai.engine.options import TrainOptions
+from libai.forward.state import Facts
+from libai.layers.random import find_unseeded_dropouts
+from libai.optim import export_state, import_state
+from libai.optim.state import walk_parameters
+from libai.parallel import (
+    Layout,
+    LocalLayout,
+    Mesh,
+    ParallelPlan,
+    localized,
+    named_tensors,
+    parallelize,
+    recompute_in_backward,
+)
+from libai.parallel.batch_statistics import refuse_split_statistics
+from libai.parallel.layout import memory_shared
+from libai.utils.logging import engine_logger as logger
+
+
+@dataclass(eq=False)
+class Parts:
+    """The parts of a training step.
+
+    Attributes:
+        model: the module, laid out on the mesh.
+        optimizer: holds the parameters and, in both modes, the state.
+        options: the trainer's options.
+        recomputed_blocks: names of the modules to checkpoint.
+        layout: local or global tensors, and the mesh.
+        inputs: prepares the batches of this rank.
+        state: exports, loads, copies and lends the optimizer's state.
+        facts: side effects of forward, once they are known.
+    """
+
+    model: nn.Module
+    optimizer: flow.optim.Optimizer
+    options: TrainOptions
+    recomputed_blocks: list[str]
+    layout: Layout
+    inputs: Inputs
+    state: OptimizerState
+    facts: Facts
+
+    @classmethod
+    def build(
+        cls,
+        model: nn.Module,
+        optimizer: flow.optim.Optimizer,
+        options: TrainOptions,
+        plan: ParallelPlan,
+        mesh: Mesh,
+        device: str,
+        feed: DataFeed,
+        is_global: bool,
+        layout: Layout | None,
+        facts: Facts,
+    ) -> Parts:
+        """Lay the model out as global or local tensors, unless it has a `layout`, and return the
+        parts.
+
+        Raises `UserError` if the optimizer belongs to another model. Collective.
+        """
+        strided = [tensor for _, tensor in named_tensors(model) if not tensor.is_contiguous()]
+        if strided:
+            with memory_shared(model):
+                for tensor in strided:  # a compiled step would ignore the strides
+                    tensor.data = tensor.data.contiguous()
+        recomputed = plan.block_names(model) if options.activation_checkpoint else []
+        if layout is None and is_global:
+            layout = parallelize(
+                model, plan, mesh, zero_stage=options.zero_stage, recomputed_blocks=recomputed
+            )
+            parameters = dict(model.named_parameters())
+            # Adagrad has state before its first update; it must get the layout of the parameters
+            import_state(optimizer, parameters, *export_state(optimizer, parameters))
+        elif layout is None:
+            recompute_in_backward(model, recomputed)
+            layout = LocalLayout(mesh)
+        refuse_split_statistics(model)
+        # raises if the optimizer belongs to another model
+        list(walk_parameters(optimizer, model.named_parameters()))
+        names = find_unseeded_dropouts(model)
+        if names:
+            logger.warning(
+                "%s: OneFlow 0.9's own dropout ignores the seed and uses the same mask in every "
+                "layer and rank. Use libai.layers.Dropout instead: seeded, resumable, equal in "
+                "both modes.",
+                ", ".join(names),
+            )
+        inputs = Inputs(model, layout, device, options.seed, feed)
+        state = OptimizerState(model, optimizer)
+        return cls(model, optimizer, options, recomputed, layout, inputs, state, facts)
+
+    @contextmanager
+    def alone(self, facts: Facts, interleaved: int = 1) -> Iterator[Parts]:
+        """Yield these parts as one process would hold them: local tensors on a mesh of one rank.
+
+        Model and optimizer are the same objects; after the block they have their previous tensors
+        again. `facts`: side effects of forward to prepare for. `interleaved`: number of ranks whose
+        micro-batches alternate. Collective.
+        """
+        layout = LocalLayout(Mesh(device=self.layout.mesh.device))
+        inputs = self.inputs.alone(layout, interleaved)
+        alone = replace(self, layout=layout, inputs=inputs, facts=facts)
+        if not self.layout.is_global:
+            yield alone
+            return
+        state = self.optimizer._state
+        entries = {}
+        for key, entry in state.items():
+            entries[key] = dict(entry) if isinstance(entry, dict) else entry
+        exported = self.state.export()
+        with localized(self.model):
+            alone.state = OptimizerState(self.model, self.optimizer)
+            alone.state.load(*exported)
+            try:
+                yield alone
+            finally:
+                state.clear()
+                state.update(entries)

@@ -104,7 +104,12 @@ def test_a_rehearsed_run_has_the_same_curve(mode, loader, tmp_path):
 def test_the_requested_number_of_updates_is_rehearsed(words, expected, tmp_path, monkeypatch):
     made = []
     run = reference._make
-    monkeypatch.setattr(reference, "_make", lambda *args: made.append(len(args[1])) or run(*args))
+
+    def make(*args, **kwargs):
+        made.append(len(args[1]))
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(reference, "_make", make)
     curve(tmp_path, "graph", "run", *words, model=Classifier)
     assert made == expected
 

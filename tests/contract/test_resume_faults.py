@@ -1,7 +1,5 @@
 """Faults of a resume, which the comparison of `libai verify-resume` detects."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from contract_runs import make_config
@@ -54,7 +52,7 @@ def forget_generators(run):
 
 
 def take_another_seed(run):
-    run.trainer.options = replace(run.trainer.options, seed=run.seed + 1)
+    run.trainer.parts.inputs.seed += 1
 
 
 def step_the_schedule(run):

@@ -68,7 +68,7 @@ def test_seeded_random_numbers_pass(draw):
 
 @pytest.mark.e2e
 def test_a_graph_refuses_random_numbers_of_the_host_even_if_seeded():
-    with refused("graph mode would train a different model"):
+    with refused("changes the generator of Python's random"):
         train("graph", Noise(lambda: random.random()))
     assert len(train("graph", Noise(lambda: 0.5))) == 3
 

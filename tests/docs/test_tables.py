@@ -248,7 +248,15 @@ def _train(words, monkeypatch, capfd):
     folder = run.output_dir
     file = folder / "metrics.jsonl"
     records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    parts = [run, run.trainer, run.trainer.options, run.stop, *run.trainer.hooks, run.checkpointer]
+    parts = [
+        run,
+        run.trainer,
+        run.trainer.step,
+        run.trainer.options,
+        run.stop,
+        *run.trainer.hooks,
+        run.checkpointer,
+    ]
     parts += [run.train_loader, *run.build_writers()]
     if isinstance(run.train_loader, libai.data.loaders.TrainLoader):
         parts.append(run.train_loader._reading._read.__self__._reader)

@@ -62,7 +62,7 @@ def import_fake_oneflow(folder, source, **environment):
     # libai patches these
     needed = (
         "class Tensor: data = requires_grad = property(); register_hook = requires_grad_ = len\n"
-        "class _C: diagonal = len\nempty = diagonal = einsum = len\n"
+        "class _C: diagonal = len\nclass nn: functional = _C\nempty = diagonal = einsum = len\n"
     )
     (folder / "oneflow" / "__init__.py").write_text(needed + textwrap.dedent(source))
     code = """

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 from oneflow import nn
-from oneflow.autograd import autograd_mode
+from oneflow.autograd import autograd, autograd_mode
 
 from libai.patches.wrapping import replaced
 
@@ -96,6 +96,12 @@ class TakenOut:
             self._note_if(_has_duplicates(index), "an assignment to the same index twice")
             assign(one, index, value)
 
+        differentiate = autograd.grad_api
+
+        def compute_gradients(*args: Any) -> Any:
+            self.signs.add("gradients that it computes itself")
+            return differentiate(*args)
+
         def find_attribute(module: nn.Module, name: str) -> Any:
             found = find(module, name)
             if isinstance(found, nn.Parameter):
@@ -110,6 +116,7 @@ class TakenOut:
             (tensor, "requires_grad_", set_requires_grad),
             (tensor, "__setitem__", assign_items),
             (autograd_mode, "AutoGradMode", enter_mode),
+            (autograd, "grad_api", compute_gradients),
             (flow.autograd.Function, "apply", classmethod(apply_own)),
             (nn.Module, "__getattr__", find_attribute),
         ):

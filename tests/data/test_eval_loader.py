@@ -18,6 +18,7 @@ def loaders(num_samples, micro, ranks, **options):
     ]
 
 
+@pytest.mark.promise
 @settings(max_examples=80, deadline=None)
 @given(num_samples=st.integers(1, 60), micro=st.integers(1, 9), ranks=st.sampled_from([1, 2, 3, 4]))
 def test_every_sample_counts_exactly_once(num_samples, micro, ranks):

@@ -45,6 +45,7 @@ def global_batches(num_samples, micro, ranks, accumulation, iterations, **option
     return batches, loaders[0].state_dict()["consumed_samples"]
 
 
+@pytest.mark.promise
 @settings(max_examples=30, deadline=None)
 @given(
     num_samples=st.integers(1, 50),

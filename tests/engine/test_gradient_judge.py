@@ -18,6 +18,8 @@ from libai.utils.errors import UserError
 
 BOTH = pytest.mark.parametrize("mode", ["eager", "graph"])
 
+pytestmark = pytest.mark.e2e
+
 
 class Planted(flow.autograd.Function):
     """The identity, whose gradient has a wrong factor."""

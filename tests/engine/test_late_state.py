@@ -26,6 +26,8 @@ random = np.random.default_rng(0)
 log = []
 cache = {}
 
+pytestmark = pytest.mark.e2e
+
 
 def weight(number):
     return 2.0 if number > LATE else 1.0

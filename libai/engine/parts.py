@@ -1,6 +1,4 @@
-"""What a training step works on: a model and its optimizer on a mesh, without the loop around
-them.
-"""
+"""The model, optimizer and inputs that a training step uses on a mesh, without the loop."""
 
 from __future__ import annotations
 

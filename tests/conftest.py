@@ -3,6 +3,7 @@ limit.
 """
 
 import gc
+import os
 import signal
 import sys
 from pathlib import Path
@@ -23,10 +24,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):
-    if duration.is_enforced():
-        config.pluginmanager.register(duration.DurationLimit())
-        if not hasattr(config, "workerinput"):  # pytest-xdist's workers report to this process
-            config.pluginmanager.register(duration.FolderSeconds())
+    # pytest-xdist's workers report to the process that has no `workerinput`
+    if os.environ.get("CI") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(duration.TestSeconds())
 
 
 def pytest_collection_finish():

@@ -131,24 +131,22 @@ def held_per_epoch(schedule: Schedule, iters_per_epoch: float) -> Schedule:
 
 
 def epoch_at(step: int, iters_per_epoch: float) -> int:
-    """Return the last epoch that starts at or before iteration `step`, by the rounding of
-    `first_iter`.
+    """Return the epoch in which iteration `step` starts, as `trainer.epoch` does.
 
     >>> [epoch_at(step, 2.5) for step in (2, 3, 4, 5)]
     [0, 1, 1, 2]
     """
-    epoch = int(step / iters_per_epoch) + 1
-    # a closed formula would round a second time, and could be an epoch late at a boundary
-    while first_iter(epoch, iters_per_epoch) > step:
-        epoch -= 1
-    return epoch
+    # rounded, because 29 / 10 * 10 is not exactly 29
+    return math.floor(round(step / iters_per_epoch, 6))
 
 
 def first_iter(epochs: float, iters_per_epoch: float) -> int:
-    """Return the first iteration after `epochs` epochs, rounded to the nearest if a batch spans two
-    epochs.
+    """Return the first iteration that starts after `epochs` epochs.
+
+    >>> first_iter(3, 2.9), first_iter(30, 1437 / 256)
+    (9, 169)
     """
-    return math.floor(epochs * iters_per_epoch + 0.5)
+    return math.ceil(round(epochs * iters_per_epoch, 6))
 
 
 def in_sequence(parts: Sequence[tuple[Schedule, int]]) -> Schedule:

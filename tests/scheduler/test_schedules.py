@@ -158,10 +158,11 @@ def test_epochs_need_not_be_whole_iterations():
     "samples, batch", [(40, 8), (29, 10), (48, 32), (1437, 256), (50_000, 4096)]
 )
 def test_an_epoch_that_is_no_whole_number_of_iterations_decays_once(samples, batch):
-    """Every schedule over epochs changes in the same iteration, the nearest to the boundary."""
+    """Every schedule over epochs changes in the first iteration that starts in the epoch."""
     unit = samples / batch
-    starts = [int(epoch * unit + 0.5) for epoch in range(31)]
+    starts = [-(-epoch * samples // batch) for epoch in range(31)]
     epochs = np.searchsorted(starts, np.arange(starts[-1]), side="right") - 1
+    assert epochs[-1] == 29
     options = {"max_iter": starts[-1], "gamma": 0.9, "by": "epoch", "iters_per_epoch": unit}
     for build, own, decays in (
         (WarmupExponentialLR, {}, epochs),

@@ -42,4 +42,3 @@ def lines(seconds: dict[str, float]) -> list[str]:
     """Return a line for each name in `seconds`, the slowest first."""
     slowest_first = sorted(seconds.items(), key=lambda item: -item[1])
     return [f"{seconds:8.1f}s {name}" for name, seconds in slowest_first]
-

@@ -157,6 +157,27 @@ def check_settings(optimizer: flow.optim.Optimizer, place: str) -> None:
                 )
 
 
+def refuse_eval_mode(model: nn.Module) -> None:
+    """Raise `UserError` if a model to train is in eval mode."""
+    if not model.training:
+        raise UserError(
+            f"{type(model).__name__} is in eval mode at the start of a training iteration. A hook "
+            "or a forward has called model.eval() without calling model.train() afterwards."
+        )
+
+
+def refuse_replaced(
+    parts: Any, model: nn.Module, optimizer: flow.optim.Optimizer, iteration: int
+) -> None:
+    """Raise `UserError` if `model` or `optimizer` of a trainer are not the `parts` of its step."""
+    if optimizer is not parts.optimizer or model is not parts.model:
+        raise UserError(
+            f"iteration {iteration + 1}: trainer.optimizer or trainer.model has been replaced "
+            "by another object, but updates use the old one. Change the values of the old one "
+            "instead (param_groups, load_state_dict), or build a new trainer."
+        )
+
+
 def check_batch_memory(loader: Any, train: Train, data_parallel_size: int) -> None:
     """Raise `UserError` if the samples that a rank holds for one update do not fit into the
     machine's memory.

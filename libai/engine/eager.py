@@ -16,16 +16,12 @@ from libai.engine.data_feed import num_bytes
 from libai.engine.inputs import Batch
 from libai.engine.options import TrainOptions
 from libai.engine.parts import Parts
-from libai.engine.step import PlainStep
+from libai.engine.step import Forward, PlainStep
 from libai.forward.contract import read_losses
-from libai.optim import (
-    JoinedUpdates,
-    LossScaler,
-)
+from libai.optim import JoinedUpdates, LossScaler
 from libai.parallel import Mesh
 from libai.parallel.batch_statistics import batch_norms, share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
-from libai.utils.errors import UserError
 
 #: maximum bytes of input tensors kept until the next log point
 MAX_HELD_BYTES = 16 * 2**20
@@ -51,21 +47,15 @@ class EagerStep(PlainStep):
     ):
         optimizer, options = parts.optimizer, parts.options
         reduction = _reduction_of(parts)
-        if zero_grad_set_to_none and not reduction.set_to_none:
-            raise UserError(
-                "zero_grad_set_to_none=True is not possible with gradient_reduction=ddp, which "
-                "keeps the gradient tensors. Use zero_grad_set_to_none=null, or "
-                "gradient_reduction=flat."
-            )
-        may_be_none = reduction.set_to_none
-        set_to_none = may_be_none if zero_grad_set_to_none is None else zero_grad_set_to_none
-        clear = partial(optimizer.zero_grad, set_to_none=set_to_none)
-        super().__init__(parts, reduction, clear)
+        set_to_none = reduction.clears_to_none(zero_grad_set_to_none)
+        super().__init__(parts, reduction, partial(optimizer.zero_grad, set_to_none=set_to_none))
         if options.amp == "fp16":
             self.scaler = LossScaler(optimizer, options.loss_scaling)
+        if options.amp is not None:
+            self.forward = partial(_autocast, self.forward, options.amp)
         self.keeps_gradients = zero_grad_before_forward
         self.after_backward = after_backward  # type: ignore[method-assign]
-        self._fused: JoinedUpdates | None = None
+        self.fused = JoinedUpdates(optimizer)
         #: input tensors, kept until the host waits for the device. Otherwise OneFlow's worker
         #: thread would free their arrays, for which it needs the interpreter's lock, and training
         #: would wait (docs/dev/decisions/0007)
@@ -83,13 +73,6 @@ class EagerStep(PlainStep):
         shares = options.zero_stage > 0 or options.gradient_reduction == "global"
         return not mesh.is_data_parallel_only or (shares and mesh.data > 1)
 
-    def forward(self, **batch: Any) -> Any:
-        """See `PlainStep.forward`. With AMP, updates run under autocast."""
-        if not self.parts.options.amp:
-            return self.reduction.forward(**batch)
-        with flow.autocast("cuda", dtype=flow.float16 if self.scaler else flow.bfloat16):
-            return self.reduction.forward(**batch)
-
     def hold(self, batches: Sequence[Batch]) -> None:
         """See `PlainStep.hold`."""
         if self._max_held is None:
@@ -99,14 +82,6 @@ class EagerStep(PlainStep):
             self._held_inputs.clear()
         self._held_inputs += batches
 
-    def apply(
-        self, parameters: Sequence[flow.Tensor], fused: JoinedUpdates | None = None
-    ) -> flow.Tensor | None:
-        """See `PlainStep.apply`. Uses fused operations if they fit."""
-        if self._fused is None:  # not earlier: the parameters must be on their final device
-            self._fused = JoinedUpdates(self.parts.optimizer)
-        return super().apply(parameters, self._fused if self._fused.fits else None)
-
     def fetched(self) -> None:
         """See `PlainStep.fetched`."""
         self._held_inputs.clear()
@@ -115,6 +90,12 @@ class EagerStep(PlainStep):
         """See `PlainStep.close`."""
         if self.reduction.leaves_hooks:
             renew_parameters(self.parts.model, self.parts.optimizer)
+
+
+def _autocast(forward: Forward, amp: str, **batch: Any) -> Any:
+    """Run forward in mixed precision."""
+    with flow.autocast("cuda", dtype=flow.float16 if amp == "fp16" else flow.bfloat16):
+        return forward(**batch)
 
 
 def _reduction_of(parts: Parts) -> GradientReduction:

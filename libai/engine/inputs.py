@@ -99,8 +99,7 @@ class Inputs:
     def random_scope(self, iteration: int, number: int) -> AbstractContextManager[None]:
         """Return the context for forward `number` of an iteration.
 
-        In it, dropout masks depend only on the seed, the iteration and the number. For a model
-        without seeded layers no key is computed.
+        In it, dropout masks depend only on the seed, the iteration and the number.
         """
         if not self.draws_randomness:
             return _NO_SCOPE
@@ -113,10 +112,9 @@ class Inputs:
     def scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Scale], Shares]:
         """Return `(scales, shares)` of the micro-batches.
 
-        A scale is the factor for a loss before the backward pass; a share is its weight in the
-        logged mean. If each rank differentiates its own part, gradients are averaged over ranks.
-        Then the scale is the share times the number of ranks. Each sample counts once, also if the
-        ranks have different numbers of them.
+        A share is a loss's weight in the logged mean. A scale is its factor before the backward
+        pass: the share times the number of ranks whose gradients are averaged. Each sample counts
+        once, also if the ranks have different numbers of them.
         """
         ranks = self.layout.replicas
         counts_ranks = ranks > 1 and not self._feed.is_even
@@ -131,12 +129,10 @@ class Inputs:
         return scales, [scale / ranks for scale in scales]
 
     def item_shares(self, batches: Sequence[Batch]) -> flow.Tensor | dict[str, flow.Tensor]:
-        """Return the weight of each micro-batch in the mean over all counted items of the
-        iteration, on all ranks.
+        """Return each micro-batch's weight in the mean over the items of all ranks.
 
-        The result has shape `(len(batches),)`. It is a dict of such tensors by loss if the model
-        counts items per loss. It stays on the device, because reading the counts would stall the
-        loop. `batches`: local tensors of this rank.
+        Shape `(len(batches),)`, or a dict of such tensors by loss. It stays on the device, because
+        reading the counts would stall the loop. `batches`: local tensors of this rank.
         """
         counts = self.item_counts(batches)
         if isinstance(counts[0], Mapping):

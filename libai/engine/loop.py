@@ -386,10 +386,8 @@ class TrainerBase:
         `stop`: the reason to run none of them.
         """
         loop, storage = self.loop, self.storage
-        pending = loop.metrics
         answers = loop.agreement.answers
         poll = loop.agreement.poller()
-        state = own_state()
         epoch = self._epoch_of_hooks
         try:
             self._finish_interrupted_iteration()
@@ -407,21 +405,15 @@ class TrainerBase:
                     if is_first_or_last or (hook.step_period and completed % hook.step_period == 0):
                         call()
                 self.run_step()
-                self.completed_iters = (
-                    completed  # here, because an overridden `run_step` must count too
-                )
-                if is_first_or_last:
-                    note_progress(completed)
-                    if iteration == self.start_iter:
-                        self._check_ranks()
-                else:  # what `note_progress` does, without the cost of a call
-                    state.beats += 1
-                    state.iteration = completed
+                self.completed_iters = completed  # not in `run_step`, which may be overridden
+                note_progress(completed)
+                if iteration == self.start_iter:
+                    self._check_ranks()
                 poll()
                 self._run_after_step(is_first_or_last)
                 if _STOP_OF_MAIN in answers:
                     raise loop.stop_of_main or StopTraining("requested by a hook on the main rank")
-                if len(pending.pending) >= MAX_PENDING_RESULTS:
+                if len(loop.metrics.pending) >= MAX_PENDING_RESULTS:
                     self.check_finite()
                 if STOP in answers and completed < self.max_iter:
                     raise Interrupted
@@ -432,17 +424,21 @@ class TrainerBase:
             self.status = "finished"
             self.iter = max(self.max_iter, self.start_iter)
         except StopTraining as reason:
-            if not answers and self.completed_iters < self.max_iter:
-                self._require_all_ranks(
-                    "stopped",
-                    state.begun + 1,
-                    f"is stopped by a hook after iteration {self.completed_iters} ({reason})",
-                    "Raise StopTraining on every rank, or in after_step of a hook with "
-                    'only_on = "main".',
-                )
-            self.status = "stopped"
-            self.iter = self.completed_iters
-            logger.info("training stopped after iteration %d: %s", self.iter, reason)
+            self._stop(reason)
+
+    def _stop(self, reason: StopTraining) -> None:
+        """Set the `status` of a run that a hook has stopped, on all ranks."""
+        if not self.loop.agreement.answers and self.completed_iters < self.max_iter:
+            self._require_all_ranks(
+                "stopped",
+                own_state().begun + 1,
+                f"is stopped by a hook after iteration {self.completed_iters} ({reason})",
+                "Raise StopTraining on every rank, or in after_step of a hook with "
+                'only_on = "main".',
+            )
+        self.status = "stopped"
+        self.iter = self.completed_iters
+        logger.info("training stopped after iteration %d: %s", self.iter, reason)
 
     def _require_all_ranks(self, field: str, number: int, action: str, remedy: str) -> None:
         """Raise `UserError` if this rank does something that not all ranks do at this point.
@@ -461,9 +457,7 @@ class TrainerBase:
         self._is_prepared = True
 
     def run_step(self) -> None:
-        """Run one iteration: fetch the micro-batches, update, and keep the result for the next log
-        point.
-        """
+        """Fetch the micro-batches, update, and keep the result for the next log point."""
         if not self._is_prepared:
             self.prepare()
         calls = self.loop.calls_at["before_update"]

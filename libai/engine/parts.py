@@ -13,7 +13,7 @@ from libai.engine.data_feed import DataFeed
 from libai.engine.inputs import Inputs
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import TrainOptions
-from libai.forward.state import Facts
+from libai.forward.state import Facts, places_of
 from libai.layers.random import find_unseeded_dropouts
 from libai.optim import export_state, import_state
 from libai.optim.state import walk_parameters
@@ -55,6 +55,15 @@ class Parts:
     inputs: Inputs
     state: OptimizerState
     facts: Facts
+
+    def __post_init__(self) -> None:
+        self.learn(self.facts)
+
+    def learn(self, facts: Facts) -> None:
+        """Set the side effects of forward."""
+        self.facts = facts
+        #: buffers and frozen parameters that forward changes. Names may change later
+        self.written = places_of(self.model, facts.written)
 
     @classmethod
     def build(

@@ -20,8 +20,8 @@ from libai.engine.loop import SWITCH_SECONDS
 from libai.engine.metrics import StepResult
 from libai.engine.options import TrainOptions
 from libai.engine.parts import Parts
-from libai.forward.contract import ModelContractError, read_losses, total_loss, weighted_total
-from libai.forward.state import Facts, Places, places_of, values_kept
+from libai.forward.contract import read_losses, total_loss, weighted_total
+from libai.forward.state import values_kept
 from libai.optim import (
     JoinedUpdates,
     LossScaler,
@@ -31,7 +31,6 @@ from libai.optim import (
 )
 from libai.parallel import Mesh, full_tensor
 from libai.parallel.data_parallel import GradientReduction
-from libai.utils.errors import UserError
 from libai.utils.tensors import detached, saved_values
 
 Forward = Callable[..., Any]
@@ -58,7 +57,9 @@ class PlainStep:
         is_own: false if a user-defined graph makes the updates.
         switch_seconds: time that a thread waits for the interpreter's lock before it requests a
             switch.
+        forward: runs the model, which DDP may have wrapped.
         scaler: scales the loss of float16 training; None: no scaling.
+        fused: updates all parameters at once; None: each by itself.
         keeps_gradients: leave the gradients of an update to hooks; the next update clears them.
     """
 
@@ -67,20 +68,15 @@ class PlainStep:
     is_own = True
     switch_seconds = SWITCH_SECONDS
     scaler: LossScaler | None = None
+    fused: JoinedUpdates | None = None
     keeps_gradients = False
 
     def __init__(self, parts: Parts, reduction: GradientReduction, clear: Callable[[], None]):
         self.parts = parts
         self.reduction = reduction
+        self.forward: Forward = reduction.forward
         self.clear = clear
-        #: the facts that `_places` belongs to. Later a module may have another name
-        self._placed: Facts | None = None
-        self._places: Places = []
         self._is_first = True
-
-    def forward(self, **batch: Any) -> Any:
-        """Run the model, which DDP may have wrapped."""
-        return self.reduction.forward(**batch)
 
     def after_backward(self) -> None:
         """Called when the gradients are complete, before they are clipped."""
@@ -132,51 +128,36 @@ class PlainStep:
         """Keep input tensors until the host waits for the device."""
 
     def _run(self, batches: Sequence[Batch], iteration: int, forward: Forward) -> StepResult:
-        """Run forward and backward over the tensors of this rank, weighting each loss by its
-        share.
-        """
+        """Run forward and backward over the tensors of this rank; see `Inputs.scales`."""
         parts = self.parts
         model, layout, inputs = parts.model, parts.layout, parts.inputs
         scales, shares = inputs.scales(batches)
         losses, metrics = [], []
-        if parts.facts is not self._placed:
-            self._placed, self._places = parts.facts, places_of(model, parts.facts.written)
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
             arguments = layout.lay_out_batch(batch)  # not in `source_ops`: it may compare the ranks
-            with values_kept(self._places) if self._places else _NO_SCOPE:
-                random_keys = inputs.random_scope(iteration, micro)
-                with random_keys, layout.source_ops() if layout.is_global else _NO_SCOPE:
-                    try:
-                        step_losses, step_metrics = read_losses(forward(**arguments), model)
-                        self._backward(step_losses, scale)  # its hooks may create tensors
-                    except Exception as error:
-                        raise_forward_error(error, model, batch, self._is_first)
-                        raise
+            kept = values_kept(parts.written) if parts.written else _NO_SCOPE
+            with kept, inputs.random_scope(iteration, micro), layout.source_ops():
+                try:
+                    step_losses, step_metrics = read_losses(forward(**arguments), model)
+                    self._total(step_losses, scale).backward()  # its hooks may create tensors
+                    saved_values.clear()
+                except Exception as error:
+                    raise_forward_error(error, model, batch, self._is_first)
+                    raise
             losses.append(dict(zip(step_losses, map(detached, step_losses.values()))))
             metrics.append(dict(zip(step_metrics, map(detached, step_metrics.values()))))
         self._is_first = False
         return StepResult.of(losses, metrics, shares)
 
-    def _backward(self, losses: dict[str, flow.Tensor], scale: Scale) -> None:
+    def _total(self, losses: dict[str, flow.Tensor], scale: Scale) -> flow.Tensor:
+        """Return the sum of the losses with their `scale`, which is differentiated."""
         if scale is None:
             total = total_loss(losses)
         elif isinstance(scale, float):
             total = total_loss(losses) * scale
         else:
             total = weighted_total(losses, map_shares(scale, self.parts.layout.replicate))
-        if self.scaler is not None:
-            total = total * self.scaler.scale
-        try:
-            total.backward()
-            saved_values.clear()
-        except Exception as error:
-            if "does not require grad" not in str(error):
-                raise
-            raise ModelContractError(
-                f"the losses of {type(self.parts.model).__name__}.forward ({list(losses)}) depend "
-                "on no parameter. Compute them from the layers' outputs without detach(), "
-                "no_grad() or numpy()."
-            ) from error
+        return total if self.scaler is None else total * self.scaler.scale
 
     def reduce(self, iteration: int) -> list[flow.Tensor]:
         """Average the gradients over the data-parallel ranks, unless they already are averages.
@@ -190,35 +171,24 @@ class PlainStep:
         # DDP's hooks run even if one process makes the update
         if self.parts.layout.replicas == 1 and not self.reduction.leaves_hooks:
             return parameters
-        if not self.reduction.holds(parameters):
-            raise UserError(
-                f"iteration {iteration + 1}: the optimizer holds a parameter that the model did "
-                "not have when the trainer was built, so its gradients would not be averaged over "
-                "ranks. Change the values of the old parameter instead (copy_), or build a new "
-                "trainer."
-            )
+        self.reduction.require(parameters, iteration)
         self.reduction.reduce()
         return parameters
 
-    def apply(
-        self, parameters: Sequence[flow.Tensor], fused: JoinedUpdates | None = None
-    ) -> flow.Tensor | None:
-        """Clip the gradients and step the optimizer, or make its `fused` update.
+    def apply(self, parameters: Sequence[flow.Tensor]) -> flow.Tensor | None:
+        """Clip the gradients and step the optimizer. Return the norm if it is clipped, else None.
 
-        Return the gradient norm if the norm is clipped, else None. Unless the gradients are kept
-        for hooks, nothing reads them between clipping and the end of the update. Therefore the
-        fused update applies the clipping coefficient itself.
+        The fused update applies the clipping coefficient itself, unless hooks read the gradients.
         """
         options = self.parts.options
-        norm = None
-        coefficient = None
+        fused = self.fused if self.fused is not None and self.fused.fits else None
+        norm = coefficient = None
         if options.max_grad_value is not None:
             clip_grad_value(parameters, options.max_grad_value)
-        if options.max_grad_norm is not None:
-            if fused is None or self.keeps_gradients:
-                norm = clip_grad_norm(parameters, options.max_grad_norm)
-            else:
-                norm, coefficient = norm_and_coefficient(parameters, options.max_grad_norm)
+        if options.max_grad_norm is not None and fused and not self.keeps_gradients:
+            norm, coefficient = norm_and_coefficient(parameters, options.max_grad_norm)
+        elif options.max_grad_norm is not None:
+            norm = clip_grad_norm(parameters, options.max_grad_norm)
         if fused is None:
             self.parts.optimizer.step()
         else:

@@ -25,6 +25,8 @@ from libai.engine.check_parts import (
     check_metrics,
     check_part,
     check_settings,
+    refuse_eval_mode,
+    refuse_replaced,
     refuse_uncounted_samples,
 )
 from libai.engine.compiled.build_errors import raise_forward_error
@@ -197,12 +199,7 @@ class ModelTrainer(TrainerBase):
 
     def update(self, micro_batches: list[Any]) -> Any:
         """See `TrainerBase.update`. The step of the mode makes the update."""
-        if not self.model.training:
-            raise UserError(
-                f"{type(self.model).__name__} is in eval mode at the start of a training "
-                "iteration. A hook or a forward has called model.eval() without calling "
-                "model.train() afterwards."
-            )
+        refuse_eval_mode(self.model)
         check_settings(self.optimizer, f"iteration {self.iter + 1}: the optimizer")
         result = self.step.update(micro_batches, self.iter)
         self.finish_update()
@@ -223,7 +220,7 @@ class ModelTrainer(TrainerBase):
 
         Collective.
         """
-        self.parts.facts = facts
+        self.parts.learn(facts)
         note = note_unsaved_buffers(self.model, facts.buffers)
         if note is not None:
             logger.warning("%s", note)
@@ -367,9 +364,7 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ learning rate
 
     def _current_lrs(self) -> dict[str, float]:
-        """Return the highest learning rate as `train/lr`, and of each of several optimizers as
-        `train/lr/<name>`.
-        """
+        """Return the highest rate as `train/lr`, and per optimizer as `train/lr/<name>`."""
         groups = self.optimizer.param_groups
         rates = {"train/lr": float(max(map(_lr_of, groups)))}
         if isinstance(self.optimizer, Optimizers):
@@ -383,12 +378,7 @@ class ModelTrainer(TrainerBase):
 
         A custom `update` must call this at its end.
         """
-        if self.optimizer is not self.parts.optimizer or self.model is not self.parts.model:
-            raise UserError(
-                f"iteration {self.iter + 1}: trainer.optimizer or trainer.model has been replaced "
-                "by another object, but updates use the old one. Change the values of the old one "
-                "instead (param_groups, load_state_dict), or build a new trainer."
-            )
+        refuse_replaced(self.parts, self.model, self.optimizer, self.iter)
         self.loop.rates = self._current_lrs()
         if self.lr_scheduler is not None and not self._schedule_needs_metric:
             self.lr_scheduler.step()

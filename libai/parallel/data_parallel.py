@@ -55,10 +55,29 @@ class GradientReduction:
     def __init__(self, model: nn.Module):
         self.forward = model
 
-    def holds(self, parameters: Sequence[flow.Tensor]) -> bool:
-        """Return True if the gradients of all `parameters` are reduced."""
+    def clears_to_none(self, asked: bool | None) -> bool:
+        """Return the argument for `optimizer.zero_grad` between iterations. None: as fits best.
+
+        Raises `UserError` if the gradients cannot be cleared as `asked`.
+        """
+        if asked and not self.set_to_none:
+            raise UserError(
+                "zero_grad_set_to_none=True is not possible with gradient_reduction=ddp, which "
+                "keeps the gradient tensors. Use zero_grad_set_to_none=null, or "
+                "gradient_reduction=flat."
+            )
+        return self.set_to_none if asked is None else asked
+
+    def require(self, parameters: Sequence[flow.Tensor], iteration: int) -> None:
+        """Raise `UserError` if the gradients of one of the `parameters` are not reduced."""
         known = set(map(id, self.reduced))
-        return all(id(parameter) in known for parameter in parameters if parameter.numel())
+        if not all(id(parameter) in known for parameter in parameters if parameter.numel()):
+            raise UserError(
+                f"iteration {iteration + 1}: the optimizer holds a parameter that the model did "
+                "not have when the trainer was built, so its gradients would not be averaged over "
+                "ranks. Change the values of the old parameter instead (copy_), or build a new "
+                "trainer."
+            )
 
     def reduce(self) -> None:
         """Replace the gradients with their mean over ranks, after the last backward pass of an

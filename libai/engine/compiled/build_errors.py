@@ -14,6 +14,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
+from libai.forward.contract import ModelContractError
 from libai.utils.errors import GraphBuildError, UserError, first_line
 from libai.utils.installation import docs_page
 
@@ -155,10 +156,15 @@ def raise_forward_error(
     and later errors keep their traceback, except if a line combines tensors of two pipeline stages
     or the backward pass reaches an earlier iteration.
     """
+    name = type(model).__name__
+    if "does not require grad" in str(error):
+        raise ModelContractError(
+            f"the losses of {name}.forward depend on no parameter. Compute them from the layers' "
+            "outputs without detach(), no_grad() or numpy()."
+        ) from error
     is_explained = is_first and _is_from_oneflow(error) or re.search(_EXPLAINED_LATER, str(error))
     if isinstance(error, UserError) or not is_explained:
         return
-    name = type(model).__name__
     remedy = _remedy(error)
     if remedy or not isinstance(error, RuntimeError):  # OneFlow's Python refused the call itself
         said = first_line(error).partition(". ")[0]  # without OneFlow's own advice

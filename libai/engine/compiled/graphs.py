@@ -104,54 +104,48 @@ class TrainGraph(CompiledGraph):
         self._clips = options.max_grad_norm is not None
         self._max_grad_value = options.max_grad_value
         self._random_scope = random_scope
-        for group in optimizer.param_groups:
-            for key, value in group._options.items():
-                if isinstance(value, np.number):  # which OneFlow cannot compile
-                    group._options[key] = value.item()
-            group._enable_clip_grad = self._clips
-            if options.max_grad_norm is not None:
-                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = (
-                    float(options.max_grad_norm),
-                    2.0,
-                )
+        _prepare_groups(optimizer, options.max_grad_norm)
         self.add_optimizer(optimizer)
         _set_stages(self.model, layout)
         for name, module in self.model.named_modules(prefix=""):
             if name in recomputed_blocks:
                 module.to(nn.graph.GraphModule).activation_checkpointing = True
+        self._configure(options, auto_parallel)
+        self._facts = self._job_facts(options, auto_parallel)
+
+    def _configure(self, options: TrainOptions, auto_parallel: bool) -> None:
+        """Set the options of the compiled job."""
         if self._accumulation > 1:
             self.config.set_gradient_accumulation_steps(self._accumulation)
         if options.amp is not None:
-            self.config.enable_amp(
-                True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[options.amp]
-            )
+            dtypes = {"fp16": flow.float16, "bf16": flow.bfloat16}
+            self.config.enable_amp(True, dtype=dtypes[options.amp])
+        if options.amp == "fp16":
+            self.set_grad_scaler(options.loss_scaling.for_graph())
         if auto_parallel:
             self.config.enable_auto_parallel(True)
-        is_replicated = layout.mesh.device == "cpu" and not (
-            layout.cuts_parameters or auto_parallel
-        )
+
+    def _job_facts(self, options: TrainOptions, auto_parallel: bool) -> JobFacts:
+        layout = self._layout
+        is_cut = layout.cuts_parameters
+        is_replicated = layout.mesh.device == "cpu" and not (is_cut or auto_parallel)
         # in these cases reading the variables directly is not safe
         # (docs/dev/decisions/0005-graph-variables.md)
-        needs_copies = self._accumulation > 1 or layout.cuts_parameters
-        self._facts = JobFacts(
-            copied_variables=[f"{MODULE_NAME}.{name}" for name, _ in named_tensors(model)]
-            if needs_copies
-            else (),
+        copied = named_tensors(self.model.to(nn.Module)) if self._accumulation > 1 or is_cut else ()
+        return JobFacts(
+            copied_variables=[f"{MODULE_NAME}.{name}" for name, _ in copied],
             joins_gradients=layout.mesh.data > 1 and is_replicated,
             fuses_operations=is_replicated and are_kernels_on(),
             may_skip=options.amp == "fp16" and options.loss_scaling.is_dynamic,
         )
-        if options.amp == "fp16":
-            self.set_grad_scaler(options.loss_scaling.for_graph())
 
     def build(
         self, batch: dict[str, Any], step: dict[str, Any], share: Any = None, key: Any = None
     ) -> Any:
         """Trace one micro-batch.
 
-        `batch`: forward's arguments. `step`: scalars of the step, which only the completed job
-        reads. `share`: the micro-batch's weight in the mean over counted items, or the weights of
-        its losses. `key`: the random key of the micro-batch.
+        `batch`: forward's arguments. `step`: scalars, which only the completed job reads. `share`:
+        its weight among the counted items, or the weights of its losses. `key`: its random key.
         """
         with tracing(self.model, self.reads), self._random_scope(key), self._layout.source_ops():
             losses, metrics = read_losses(self.model(**batch), self.model.to(nn.Module))
@@ -284,6 +278,18 @@ class TrainGraph(CompiledGraph):
         del job.ops[output_name].output_conf.blob_conf.shape.dim[:]
         del job.shapes[f"{output_name}/out"].shape.dim[:]
         job.remove(unused.split("/")[0])
+
+
+def _prepare_groups(optimizer: flow.optim.Optimizer, max_norm: float | None) -> None:
+    """Write the settings of the optimizer's groups as OneFlow can compile them."""
+    for group in optimizer.param_groups:
+        for key, value in group._options.items():
+            if isinstance(value, np.number):  # which OneFlow cannot compile
+                group._options[key] = value.item()
+        group._enable_clip_grad = max_norm is not None
+        if max_norm is not None:
+            group["clip_grad_max_norm"] = float(max_norm)
+            group["clip_grad_norm_type"] = 2.0
 
 
 def _set_stages(proxy: Any, layout: Layout) -> None:

@@ -82,19 +82,15 @@ class CompiledStep(PlainStep):
         self._auto_parallel = auto_parallel
         self._guards: Guards | None = None
         self._corrects_bias = any("betas" in group for group in parts.optimizer.param_groups)
-        #: scalars that the host sets for each step: current values of `lr`, `bias1` and `bias2` of
-        #: each group
+        #: `lr`, `bias1` and `bias2` of each group: (name, group) → value in `_step_inputs`
         self._scalars: dict[tuple[str, int], float] = {}
-        #: the same scalars as graph inputs: `<scalar>_<group>_<stage>` →
-        #: `(num_accumulation_steps,)` float32, all elements equal
+        #: `<name>_<group>_<stage>` → (num_accumulation_steps,) float32, all elements equal
         self._step_inputs: dict[str, flow.Tensor] = {}
-        #: true if the graph takes a random key as input. Dropout probabilities are compiled in,
-        #: even if they are 0
+        #: true if the graph takes a random key as input, even if no dropout is active
         self._takes_key = False
         self._entries: Entries | None = None
-        self._batch_norms = batch_norms(parts.model)
         #: batch norms that the compiled step runs in training mode, once for each call
-        self._counting_norms = self._batch_norms
+        self._counting_norms: list[nn.Module] = []
 
     @classmethod
     def needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:
@@ -127,10 +123,7 @@ class CompiledStep(PlainStep):
     # ------------------------------------------------------------------ one update
 
     def update(self, batches: Sequence[Any], iteration: int) -> StepResult:  # type: ignore[override]
-        """See `PlainStep.update`.
-
-        Batches whose names, shapes or types differ from the compiled ones run eagerly.
-        """
+        """See `PlainStep.update`. Batches that do not fit the graph run eagerly."""
         parts = self.parts
         batches = list(map(parts.inputs.name_inputs, batches))
         if not self._compile_if_needed(batches, iteration):
@@ -160,48 +153,18 @@ class CompiledStep(PlainStep):
     def _compile_if_needed(self, batches: Sequence[dict[str, Any]], iteration: int) -> bool:
         """Return True once the graph can run this update, False if it must run eagerly.
 
-        Compiles the graph if there is none, or if a value that was compiled in has changed. The
-        update runs eagerly if such a value changes often, or if the entries of the batches differ
-        from the compiled ones.
+        Compiles if there is no graph, or a value in it has changed and does not change often.
         """
-        if self.runs_eagerly:
-            return False
-        compiled = self._entries or _entries(batches[0])
-        found = next((each for each in map(_entries, batches) if each != compiled), None)
-        # a number cannot be cut into micro-batches
-        has_number = len(batches) > 1 and any(shape == () for _, shape, _ in compiled)
-        if found is not None or has_number:
-            warn_once(
-                logger,
-                "ragged",
-                f"iteration {iteration + 1} has a batch of a different shape, or with other names "
-                f"or types ({_describe(found or compiled)}), than the graph was compiled for "
-                f"({_describe(compiled)}), or a number that cannot be cut into micro-batches: such "
-                "updates run eagerly, with the same result.",
-            )
+        if self.runs_eagerly or not self._fits(batches, iteration):
             return False
         name = "compile"
-        if self.graph is not None:
-            assert self._guards is not None
+        if self._guards is not None and self.graph is not None:
             decision = self._guards.decide(iteration)
             if decision == "compiled":
                 return True
             differences = self._guards.differences()
             if decision == "eager":
-                if self._make_graph is not None:
-                    raise UserError(
-                        f"repeated changes of {differences}, but a custom graph is compiled for "
-                        "one value. Keep it constant, put it into a buffer, or leave train_graph "
-                        "out."
-                    )
-                warn_once(
-                    logger,
-                    f"changes often: {differences}",
-                    f"repeated changes of {differences}: from iteration {iteration + 1} on, such "
-                    "updates run eagerly, with the same result. A graph is compiled for one "
-                    "value; the learning rate and buffers (`self.register_buffer`) are inputs of "
-                    "the graph and may change in every iteration.",
-                )
+                self._explain_eager(differences, iteration)
                 return False
             self._refuse_lost_gradients(iteration)
             logger.info(
@@ -213,6 +176,43 @@ class CompiledStep(PlainStep):
             self.drop()
             self.compile(batches, iteration)
         return self.graph is not None
+
+    def _fits(self, batches: Sequence[dict[str, Any]], iteration: int) -> bool:
+        """Return whether all batches have the compiled entries, and can be concatenated."""
+        compiled = self._entries or _entries(batches[0])
+        found = next((each for each in map(_entries, batches) if each != compiled), None)
+        # a number cannot be cut into micro-batches
+        has_number = len(batches) > 1 and any(shape == () for _, shape, _ in compiled)
+        if found is None and not has_number:
+            return True
+        warn_once(
+            logger,
+            "ragged",
+            f"iteration {iteration + 1} has a batch of a different shape, or with other names or "
+            f"types ({_describe(found or compiled)}), than the graph was compiled for "
+            f"({_describe(compiled)}), or a number that cannot be cut into micro-batches: such "
+            "updates run eagerly, with the same result.",
+        )
+        return False
+
+    def _explain_eager(self, differences: str, iteration: int) -> None:
+        """Log once that values change too often to compile for them.
+
+        Raises `UserError` for a graph of the user's own.
+        """
+        if self._make_graph is not None:
+            raise UserError(
+                f"repeated changes of {differences}, but a custom graph is compiled for one value. "
+                "Keep it constant, put it into a buffer, or leave train_graph out."
+            )
+        warn_once(
+            logger,
+            f"changes often: {differences}",
+            f"repeated changes of {differences}: from iteration {iteration + 1} on, such updates "
+            "run eagerly, with the same result. A graph is compiled for one value; the learning "
+            "rate and buffers (`self.register_buffer`) are inputs of the graph and may change in "
+            "every iteration.",
+        )
 
     def _trained_without_update(self) -> set[flow.Tensor]:
         """Return the parameters that need a gradient but are in no parameter group."""
@@ -237,11 +237,9 @@ class CompiledStep(PlainStep):
                 )
 
     def _check_indices(self, batches: Sequence[dict[str, Any]], iteration: int) -> None:
-        """Raise `IndexOutOfRange` if the compiled step would look up an id or a label that is out
-        of range.
+        """Raise `IndexOutOfRange` for an id or a label that the compiled step would not find.
 
-        An eager forward pass checks the values that no earlier check has covered. Its side effects
-        are undone.
+        An eager forward, which is undone, checks the values that no earlier check has covered.
         """
         model, layout, inputs = self.parts.model, self.parts.layout, self.parts.inputs
         place = f"iteration {iteration + 1}"
@@ -303,9 +301,7 @@ class CompiledStep(PlainStep):
     def _inputs(
         self, batches: Sequence[dict[str, Any]], iteration: int
     ) -> tuple[dict[str, Any], Shares]:
-        """Concatenate the micro-batches of an iteration; return `(keyword arguments of the graph,
-        shares)`.
-        """
+        """Concatenate the micro-batches; return the arguments of the graph, and the shares."""
         self._set_step_inputs()
         options, layout, prepare = self.parts.options, self.parts.layout, self.parts.inputs
         steps = options.num_accumulation_steps
@@ -317,8 +313,7 @@ class CompiledStep(PlainStep):
             inputs["share"] = map_shares(shares, layout.replicate)
         if self._takes_key:
             keys = [fold(options.seed, iteration, micro) for micro in range(steps)]
-            # from_numpy runs no operation that the launch of the graph would wait for (saves 0.14
-            # ms)
+            # from_numpy runs no operation for which the launch would wait (saves 0.14 ms)
             inputs["key"] = layout.replicate(flow.from_numpy(np.array(keys, np.int64)))
         return inputs, shares
 
@@ -371,10 +366,11 @@ class CompiledStep(PlainStep):
                 return self._update_eagerly(*error.args)
             # OneFlow 0.9's forward reads it once per call in training mode; a layer that is called
             # twice counts twice
+            norms = batch_norms(model)
             self._counting_norms = [
                 module
                 for module, name in reads
-                if name == "track_running_stats" and module in self._batch_norms
+                if name == "track_running_stats" and module in norms
             ]
         note_progress()
         if parts.layout.mesh.device == "cpu":

@@ -212,10 +212,10 @@ def _require_equal(
     if trainer.step.runs_eagerly and parts.facts.written:
         # giving changed buffers new memory is wrong if a view of one is read after the change
         written = parts.facts
-        parts.facts = replace(written, written=())
+        parts.learn(replace(written, written=()))
         if compared_updates(trainer, iterations, reference, make)[1] is None:
             return
-        parts.facts = written
+        parts.learn(written)
     name = type(trainer.model).__name__
     text = refusal(trainer, difference, reference)
     if reference.is_of_one_process and is_compiled:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from libai.checkpoint.durable import new_folder, remove_leftovers, restore_replaced
+from libai.checkpoint.durable import new_folder, remove_leftovers
 
 
 def _names(root):
@@ -26,13 +26,6 @@ def test_a_folder_appears_whole_in_place_of_what_was_there(tmp_path, what_was_th
     assert _names(tmp_path) == ["elsewhere", "iter_0000001"] and _names(elsewhere) == []
 
 
-def test_a_failure_leaves_nothing_and_what_was_there(tmp_path):
-    (tmp_path / "iter_0000001").mkdir()
-    with pytest.raises(RuntimeError), new_folder(tmp_path / "iter_0000001"):
-        raise RuntimeError
-    assert _names(tmp_path) == ["iter_0000001"]
-
-
 def test_what_dead_processes_have_left_is_cleared(tmp_path):
     for name in (
         "keep",
@@ -46,11 +39,3 @@ def test_what_dead_processes_have_left_is_cleared(tmp_path):
     (tmp_path / ".best.json.ab.tmp").touch()
     remove_leftovers(tmp_path)
     assert _names(tmp_path) == [".hidden", "iter_0000002", "keep"]
-
-
-def test_a_checkpoint_whose_replacement_never_came_is_put_back(tmp_path):
-    aside = tmp_path / ".replaced-iter_0000001"
-    aside.mkdir()
-    (aside / "x").write_bytes(b"old")
-    restore_replaced(tmp_path)
-    assert (tmp_path / "iter_0000001" / "x").read_bytes() == b"old"

@@ -3,8 +3,6 @@
 import hashlib
 import itertools
 import json
-import os
-import pickle
 import random
 
 import numpy as np
@@ -70,14 +68,6 @@ def test_any_flipped_bit_is_found(path, seed):
     assert checkpoint.verify(path) == []  # control: it was the flips
 
 
-def test_a_changed_iteration_is_found_under_any_name(path):
-    path = path.rename(path.with_name("model_best"))
-    manifest = path / "manifest.json"
-    assert checkpoint.verify(path) == []
-    manifest.write_text(manifest.read_text().replace('"iteration": 200', '"iteration": 201'))
-    assert "its digest does not match" in checkpoint.verify(path)[0]
-
-
 def test_files_that_are_missing_or_swapped_are_found(path):
     files = sorted(path.iterdir())
     for file, other in itertools.pairwise([*files, files[0]]):
@@ -123,32 +113,6 @@ def test_a_folder_replaced_while_it_is_read_gives_no_mixture(path):
     )
     with pytest.raises(CheckpointError):
         loaded.tensors["model"]["a.weight"]
-
-
-def test_a_planted_pickle_is_never_run(path, tmp_path):
-    ran = tmp_path / "ran"
-
-    class Bomb:
-        def __reduce__(self):
-            return (os.system, (f"touch {ran}",))
-
-    bomb = pickle.dumps(Bomb())
-    for file in sorted(path.iterdir()):
-        good = file.read_bytes()
-        file.write_bytes(bomb)
-        assert checkpoint.verify(path)
-        with pytest.raises(CheckpointError):
-            checkpoint.load(path)
-        with pytest.raises(CheckpointError):
-            checkpoint.open_weights(path)
-        file.write_bytes(good)
-    for name in ("bomb.safetensors", "bomb.safetensors.index.json"):
-        (tmp_path / name).write_bytes(bomb)
-        with pytest.raises(CheckpointError):
-            checkpoint.open_weights(tmp_path / name)
-    assert not ran.exists()
-    pickle.loads(bomb)  # control: the bomb is live
-    assert ran.exists()
 
 
 @pytest.mark.parametrize("change", ["missing", "added", "moved"])

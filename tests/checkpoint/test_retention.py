@@ -27,16 +27,6 @@ def _left(root):
     return [checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(root)]
 
 
-def test_damaged_ones_are_skipped_with_their_reasons(root):
-    _damage(root, 5)
-    (root / "iter_0000004" / "trainer.json").unlink()
-    path, skipped = checkpoint.find_latest(root)
-    assert path == root / "iter_0000003"
-    assert [bad.name for bad, _ in skipped] == ["iter_0000005", "iter_0000004"]
-    assert "model.safetensors is damaged: its bytes do not match" in skipped[0][1]
-    assert "trainer.json cannot be read: No such file" in skipped[1][1]
-
-
 @pytest.mark.parametrize(
     "arguments, left",
     [
@@ -52,12 +42,6 @@ def test_prune_keeps_what_was_asked(root, arguments, left):
         f"iter_{iteration:07d}" for iteration in left
     ]
     assert {checkpoint.iteration_of(path.name) for path in deleted} == {1, 2, 3, 4, 5} - set(left)
-
-
-def test_prune_keeps_the_best(root):
-    checkpoint.mark_best(root, root / "iter_0000002", "eval/val/loss", 1.5)
-    checkpoint.prune(root, 1)
-    assert _left(root) == [2, 5]
 
 
 def test_prune_keeps_the_last_verified_one_when_all_newer_are_damaged(root):

@@ -318,15 +318,6 @@ def test_defaults_are_never_warned_about():
 # --------------------------------------------------------------------------------- the command line
 
 
-def test_one_key_with_two_values_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"train\.seed is given twice, as 1 and as 2\. Give it once\."
-    ):
-        parse_args(["config.py", "train.seed=1", "train.seed=2"])
-    with pytest.raises(ConfigError, match="train.seed is given twice"):
-        parse_args(["config.py", "train.seed=1", "++train.seed=2"])
-
-
 def test_one_key_with_one_value_may_be_said_twice():
     words = ["train.seed=1", "optim.lr=1", "train.seed=1"]
     assert parse_args(["config.py", *words]).overrides == words

@@ -124,24 +124,6 @@ def test_shipped_configs_are_found_by_name_and_by_import(folder):
     assert LazyConfig.load(path).train == {**get_config("common/train.py").train, "train_iter": 5}
 
 
-def test_edits_never_reach_another_load(folder):
-    write(folder, "base.py", "from libai.config import defaults\ntrain = defaults('train')")
-    write(folder, "plain_module.py", "from libai.config import defaults\ngraph = defaults('graph')")
-    edits = (
-        "from .base import train\nfrom plain_module import graph\ntrain.train_iter = "
-        "5\ngraph.enabled = True"
-    )
-    first, second = (
-        write(folder, "first.py", edits),
-        write(folder, "second.py", edits.split("train.train_iter")[0]),
-    )
-    loaded = LazyConfig.load(first)
-    loaded.train.log_period = 1
-    assert LazyConfig.load(second).train.train_iter == 0
-    assert LazyConfig.load(second).graph.enabled is False
-    assert LazyConfig.load(first).train.log_period == 20
-
-
 @pytest.mark.parametrize(
     "file, module", [("my_net.py", "my_net"), ("sub/helper.py", ".sub.helper")]
 )

@@ -14,7 +14,7 @@ CONFIG = "raise SystemExit('the launcher must not execute a config')"
     "arguments, text",
     [
         (["--resum"], "--resum: unknown flag. Did you mean --resume?"),
-        (["train.seed=1", "train.seed=2"], "train.seed is given twice, as 1 and as 2."),
+        (["train.seed=1", "++train.seed=2"], "train.seed is given twice, as 1 and as 2."),
         (["--dry-run", "--eval-only"], "cannot be combined"),
         (["--max-restarts", "often"], "--max-restarts is 'often'"),
     ],

@@ -33,6 +33,8 @@ def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
     train.train_micro_batch_size, train.train_iter, train.log_period = 8, 8, 1
     train.checkpointer.period, train.evaluation.eval_period = 4, 4
     train.writers = ["console", "jsonl"]
+    # tests/parity and test_parity_in_training.py are about rehearsals
+    train.rehearse = 0
     train.evaluation.evaluators = {
         "top": LazyCall(ClassificationEvaluator)(labels_key="y", topk=[1])
     }

@@ -5,12 +5,11 @@
 import json
 from typing import ClassVar
 
-import oneflow as flow
 import pytest
-from contract_runs import make_config, make_run, make_run_with, weights
+from contract_runs import make_config, make_run, weights
 from jobs import read_column
 from refusals import refused
-from toy import Classifier, are_equal
+from toy import are_equal
 
 from libai import checkpoint
 from libai.config import LazyCall, validate
@@ -227,28 +226,3 @@ def test_the_best_checkpoint_evaluates_to_its_logged_value_with_averages(mode, t
     plain = make_run(tmp_path / "other", mode, *WILD, weights_of)
     found = plain.report_evaluation()["eval/val/loss"]  # negative control: the last weights
     assert found != pytest.approx(result.best, rel=1e-3)
-
-
-class Counting(Classifier):
-    """A classifier that counts its calls in a buffer, also in eval mode."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", flow.tensor(0.0))
-
-    def forward(self, x, y):
-        self.calls.add_(1.0)
-        outputs = super().forward(x, y)
-        outputs["losses"]["cls"] = outputs["losses"]["cls"] / (1 + 0.05 * self.calls)
-        return outputs
-
-
-def test_a_resume_is_exact_for_a_buffer_that_evaluations_change(mode, tmp_path):
-    def make(folder, *overrides, resume=False):
-        sections = {"model": LazyCall(Counting)()}
-        return make_run_with(sections, folder, mode, *overrides, resume=resume)
-
-    make(tmp_path / "whole", "~lr_scheduler").train()
-    make(tmp_path / "cut", "~lr_scheduler", "train.train_iter=4").train()
-    make(tmp_path / "cut", "~lr_scheduler", resume=True).train()
-    assert read_column(tmp_path / "cut") == read_column(tmp_path / "whole")

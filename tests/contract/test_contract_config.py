@@ -96,12 +96,6 @@ def test_auto_scale_lr_counts_accumulation_and_reaches_the_schedule(mode, tmp_pa
     np.testing.assert_allclose(list(scaled.values()), 4 * np.array(list(plain.values())), rtol=1e-9)
 
 
-def test_extra_hooks_of_the_config_run(mode, tmp_path):
-    hook = "train.extra_hooks=[{_target_: test_contract_config.HookOfTheConfig, value: 7}]"
-    train(tmp_path, mode, "train.train_iter=2", hook)
-    assert read_column(tmp_path, "train/from_hook") == {1: 7.0, 2: 7.0}
-
-
 def test_every_part_can_be_replaced_by_a_subclass(mode, tmp_path):
     built = []
 

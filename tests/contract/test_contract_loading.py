@@ -19,7 +19,6 @@ FEW = (
     "train.train_iter=2",
     "train.checkpointer.period=2",
     "train.evaluation.enabled=false",
-    "train.rehearse=0",
 )
 
 

@@ -16,7 +16,7 @@ LORA = (
     "train.lora={patterns: ['a'], rank: 2, alpha: 4, dropout: 0.1, also_train: ['^b\\.bias$']}",
     "optim.lr=0.1",
 )
-SHORT = ("train.evaluation.enabled=false", "train.rehearse=0")
+SHORT = ("train.evaluation.enabled=false",)
 
 
 def test_only_adapters_and_chosen_parameters_are_trained(mode, tmp_path):

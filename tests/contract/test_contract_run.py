@@ -7,14 +7,19 @@ import json
 import signal
 
 import numpy as np
+import oneflow as flow
 import pytest
-from contract_runs import make_run, train, weights
+from contract_runs import make_run, make_run_with, train, weights
 from jobs import read_column, read_metrics
-from toy import are_equal
+from toy import Classifier, are_equal
 
+from libai import checkpoint
+from libai.config import LazyCall
 from libai.engine import NonFiniteLoss
 from libai.engine.hooks import CallbackHook
 from libai.launch import guard, stop
+from libai.optim import get_param_groups
+from libai.scheduler import WarmupConstantLR, WarmupCosineLR, WarmupLinearLR
 from libai.utils.atomic import read_json
 
 
@@ -36,37 +41,6 @@ def test_the_final_evaluation_is_written(mode, tmp_path):
         summary["status"] == "finished"
         and summary["metrics"]["eval/val/loss"] == last["eval/val/loss"]
     )
-
-
-def test_best_checkpoint_follows_the_named_metric(mode, tmp_path):
-    run = train(
-        tmp_path,
-        mode,
-        "train.evaluation.eval_metric=other/loss",
-        "train.evaluation.eval_period=2",
-        "train.checkpointer.max_to_keep=1",
-    )
-    values = read_column(tmp_path, "eval/other/loss")
-    best = min(values, key=values.get)
-    assert (tmp_path / "checkpoints" / f"iter_{best:07d}").is_dir()
-    assert run.trainer.status == "finished"
-
-
-def test_training_stops_early_when_the_metric_stalls(mode, tmp_path):
-    run = train(
-        tmp_path,
-        mode,
-        "train.train_iter=40",
-        "train.evaluation.eval_period=2",
-        "train.evaluation.eval_metric=val/loss",
-        "train.evaluation.eval_mode=max",  # the loss falls, so the metric never improves
-        "train.evaluation.early_stop_patience=2",
-    )
-    assert run.trainer.status == "stopped"
-    assert run.trainer.completed_iters < 40
-    found = json.loads((tmp_path / "summary.json").read_text())
-    assert found["status"] == "stopped" and found["iterations"] == run.trainer.completed_iters
-    assert (tmp_path / "checkpoints" / f"iter_{run.trainer.completed_iters:07d}").is_dir()
 
 
 @pytest.mark.e2e
@@ -119,25 +93,72 @@ def test_the_seed_of_a_resumed_run_is_kept_and_another_one_is_pointed_out(tmp_pa
     assert pointed_out in caplog.text
 
 
+class Counting(Classifier):
+    """A classifier that counts its calls in a buffer, also in evaluations."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", flow.tensor(0.0))
+
+    def forward(self, x, y):
+        self.calls.add_(1.0)
+        outputs = super().forward(x, y)
+        outputs["losses"]["cls"] = outputs["losses"]["cls"] / (1 + 0.05 * self.calls)
+        return outputs
+
+
+ADAMW = LazyCall(flow.optim.AdamW)(params=LazyCall(get_param_groups)(only=r"^a\."), lr=0.01)
+SGD = LazyCall(flow.optim.SGD)(lr=0.1, momentum=0.9)
+COSINE = LazyCall(WarmupCosineLR)()
+#: settings, and sections of the config
+RESUMED = {
+    "accumulation": (["train.num_accumulation_steps=2"], {}),
+    "one batch at a time": ([], {}),
+    "averages": (["train.ema.enabled=true", "train.ema.decay=0.5"], {}),
+    "a buffer that evaluations change": ([], {"model": LazyCall(Counting)()}),
+    "a list of schedules": (
+        [],
+        {"lr_scheduler": [LazyCall(WarmupConstantLR)(max_iter=2), COSINE]},
+    ),
+    "several optimizers": (
+        [],
+        {
+            "optim": {"body": ADAMW, "head": SGD},
+            "lr_scheduler": {"body": COSINE, "head": LazyCall(WarmupLinearLR)()},
+        },
+    ),
+}
+
+
 @pytest.mark.promise
-@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.e2e), 2])
-def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumulation):
+@pytest.mark.parametrize(
+    "name",
+    [one if one == "accumulation" else pytest.param(one, marks=pytest.mark.e2e) for one in RESUMED],
+)
+def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, name):
     """LiBai restarts at sample 0 (defect 1).
 
     With batches of 8 from 44 samples, epochs end inside micro-batches.
     """
-    steps = f"train.num_accumulation_steps={accumulation}"
-    whole = train(tmp_path / "whole", mode, steps)
-    half = make_run(tmp_path / "half", mode, steps)
+    words, sections = RESUMED[name]
+    whole = make_run_with(sections, tmp_path / "whole", mode, *words)
+    whole.train()
+    half = make_run_with(sections, tmp_path / "half", mode, *words)
     half.trainer.train(0, 4)  # the plan and the schedule are for 8 iterations
     half.trainer.loop.call_hooks("after_train")
-    resumed = train(tmp_path / "half", mode, steps, resume=True)
+    resumed = make_run_with(sections, tmp_path / "half", mode, *words, resume=True)
     assert resumed.start_iter == 4
+    resumed.train()
     expected, found = (read_column(tmp_path / name) for name in ("whole", "half"))
     assert {i: v for i, v in found.items() if i > 4} == {i: v for i, v in expected.items() if i > 4}
-    assert are_equal(weights(resumed), weights(whole))
+    saved, wanted = (
+        checkpoint.load(run.checkpointer.last_saved).tensors for run in (resumed, whole)
+    )
+    for group in ("model", "optimizer", *(["ema"] if name == "averages" else [])):
+        assert are_equal(dict(saved[group]), dict(wanted[group])), group
     # LiBai's eager mode counted micro-batches as iterations (defect 3)
-    assert resumed.train_loader.state_dict() == {"consumed_samples": 8 * 8 * accumulation}
+    micro_batches = 2 if name == "accumulation" else 1
+    assert resumed.train_loader.state_dict() == {"consumed_samples": 8 * 8 * micro_batches}
 
 
 @pytest.mark.promise

@@ -3,7 +3,6 @@
 With 44 samples in batches of 8, an epoch has 5.5 iterations.
 """
 
-import numpy as np
 import oneflow as flow
 import pytest
 from contract_runs import make_run_with
@@ -47,18 +46,6 @@ def test_schedules_follow_one_another_by_epoch(mode, tmp_path):
     assert found == pytest.approx(
         [0.0] * 3 + [0.01] * 3 + [0.01] * 6 + [0.005] * 5
     )  # 3, 6 and 12 of 17 iterations
-
-
-def test_a_list_of_schedules_is_resumed_inside_its_second_part(mode, tmp_path):
-    parts = [LazyCall(WarmupConstantLR)(max_iter=2), LazyCall(WarmupCosineLR)()]
-    full = make_run(tmp_path / "full", mode, lr_scheduler=parts)
-    full.train()
-    first = make_run(tmp_path / "cut", mode, lr_scheduler=parts)
-    first.trainer.train(0, 4)
-    second = make_run(tmp_path / "cut", mode, lr_scheduler=parts, resume=True)
-    second.train()
-    for name, weight in full.model.state_dict().items():
-        assert np.array_equal(weight.numpy(), second.model.state_dict()[name].numpy()), name
 
 
 def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):

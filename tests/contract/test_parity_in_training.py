@@ -23,7 +23,8 @@ from libai.patches.internals import is_tracing
 from libai.utils.distributed import get_rank
 
 pytestmark = pytest.mark.e2e
-NO_EVALUATION = "train.evaluation.enabled=false"
+#: a rehearsal as a run has it by default
+USUAL = ("train.evaluation.enabled=false", "train.rehearse=null")
 
 
 class Averaging(Classifier):
@@ -74,7 +75,7 @@ def drawing(count=3):
 
 
 def curve(tmp_path, mode, name, *overrides, loader=None, model=Averaging):
-    config = make_config(tmp_path / name, mode, NO_EVALUATION, "train.train_iter=5", *overrides)
+    config = make_config(tmp_path / name, mode, *USUAL, "train.train_iter=5", *overrides)
     config.model = LazyCall(model)()
     if loader is not None:
         config.dataloader.train = LazyCall(loader)()

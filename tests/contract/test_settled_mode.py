@@ -4,7 +4,6 @@ hook.
 
 import json
 
-import oneflow as flow
 import pytest
 from contract_runs import make_config
 from jobs import read_column
@@ -122,21 +121,3 @@ def test_a_hook_can_switch_the_mode_during_a_run(tmp_path, first):
     assert list(losses.values()) == pytest.approx(list(expected.values()), rel=1e-6)
     assert len(losses) == 8 and summary["mode"] == state["mode"] == second
     assert first == "graph" or summary["build_seconds"] > 0
-
-
-class Clamping(flow.optim.SGD):
-    """An optimizer whose `step` also clamps the weights."""
-
-    def step(self, closure=None):
-        super().step(closure)
-        for group in self.param_groups:
-            for parameter in group.parameters:
-                parameter.data.copy_(parameter.detach().clamp(-0.2, 0.2))
-
-
-def test_auto_trains_eagerly_with_an_optimizer_that_has_its_own_step(tmp_path):
-    optimizer = "optim={_target_: test_settled_mode.Clamping, lr: 0.1}"
-    losses, summary, _ = run(tmp_path / "auto", "graph.enabled=auto", optimizer)
-    expected, _, _ = run(tmp_path / "plain", optimizer)
-    assert losses == expected and losses != run(tmp_path / "other")[0]
-    assert summary["mode"] == "eager" and "Clamping.step" in summary["mode_reason"]

@@ -39,22 +39,6 @@ def test_model_and_trainer_state_continue_bit_for_bit(mode, optimizer):
         assert are_equal(weights_of(trainer), weights_of(whole))
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_the_optimizer_shows_its_state_in_both_modes(optimizer):
-    found = {}
-    for mode in ("eager", "graph"):
-        trainer = new_trainer(mode, optimizer)
-        trainer.train(0, 5)
-        state = trainer.optimizer.state_dict()["state"]
-        found[mode] = {
-            (i, key): value.numpy().copy() for i in range(4) for key, value in state[i].items()
-        }
-    assert found["eager"].keys() == found["graph"].keys() and found["eager"]
-    for key, value in found["eager"].items():
-        assert_allclose(found["graph"][key], value, rtol=1e-5, atol=1e-7)
-
-
 def state_of(trainer):
     return export_state(trainer.optimizer, dict(trainer.model.named_parameters()))[0]
 

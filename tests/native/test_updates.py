@@ -8,8 +8,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from oneflow import nn
 
-from libai.optim import norm_and_coefficient
-
 #: test name -> (operation, optimizer)
 OPTIMIZERS = {
     "sgd": ("sgd_update", partial(flow.optim.SGD, weight_decay=0.1)),
@@ -89,19 +87,3 @@ def test_updates_are_oneflows(level, library, stock, name):
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adamw", "lamb"])
 def test_updates_of_a_graph_are_oneflows(library, stock, name):
     check(library, stock, name, "graph")
-
-
-def test_the_norm_of_gradients(level, counted):
-    rng = np.random.default_rng(0)
-    arrays = [
-        np.asarray(rng.standard_normal(shape), np.float32)
-        for shape in ((257, 129), (), (5,), (0, 3), (1, 4097))
-    ]
-    parameters = [nn.Parameter(flow.tensor(array)) for array in arrays]
-    for parameter, array in zip(parameters, arrays):
-        parameter.grad = flow.tensor(array)
-    expected = np.linalg.norm(
-        np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
-    )
-    assert norm_and_coefficient(parameters, 1.0)[0].numpy() == pytest.approx(expected, rel=3e-7)
-    counted("multi_reduce_sum_pow_abs")

@@ -185,11 +185,6 @@ def batch_statistics(self, h, x):
 
 
 @plant(setup=with_a_norm)
-def a_batch_norm_called_twice(self, h, x):
-    return self.norm(self.norm(h))
-
-
-@plant(setup=with_a_norm)
 def a_frozen_batch_norm(self, h, x):
     self.norm.eval()
     return self.norm(h)

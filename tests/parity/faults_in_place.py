@@ -15,13 +15,6 @@ from libai.patches.internals import is_tracing
 
 
 @plant("refused", "right")
-def a_relu_that_is_added_to(self, h, x):
-    h = F.relu(h, inplace=True)
-    h += 1
-    return h
-
-
-@plant("refused", "right")
 def a_sigmoid_that_is_added_to(self, h, x):
     h = flow.sigmoid(h)
     h += 1

@@ -1,7 +1,6 @@
 """Faults in Python state: attributes, globals, random numbers, clocks, and hooks."""
 
 import functools
-import itertools
 import random
 import threading
 import time
@@ -47,12 +46,6 @@ def a_parameter_unfrozen_later(self, h, x):
     if self.calls == 3:
         self.inner.weight.requires_grad_(True)
     return self.inner(h)
-
-
-@plant("right", "refused", named="middle")
-def a_list_that_is_read(self, h, x):
-    self.seen.append(self.seen[-1] * 0.5)
-    return h * self.seen[-1]
 
 
 class _FilledByAHook(Middle):
@@ -133,20 +126,6 @@ class _FilledByKey(Middle):
         return self.inner(h) + 0.1 * self.kept["inner"] ** 2
 
 
-class _Growing(Middle):
-    """Repeats what it saw four calls ago."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = {}
-
-    def forward(self, h, x):
-        number = len(self.kept)
-        self.kept[number] = h.detach()
-        return h + self.kept[number - 4] if number >= 4 else h
-
-
-FAULTS["a dict that grows"] = Fault(lambda: Net(_Growing()), "right", "refused", "middle")
 FAULTS["a dict that a hook fills by key"] = Fault(lambda: Net(_FilledByKey()))
 
 
@@ -172,14 +151,6 @@ def _calling_around(layer):
 @plant(setup=_calling_around)
 def a_module_in_a_closure(self, h, x):
     return self.around(h)
-
-
-@plant("right", "refused", named="middle")
-def a_list_that_forward_empties_sometimes(self, h, x):
-    if len(self.seen) == 3:
-        self.seen.clear()
-    self.seen.append(len(self.seen) + 0.5)
-    return h * self.seen[-1]
 
 
 @plant("right", "refused", named="middle")
@@ -253,11 +224,6 @@ def a_number_of_python(self, h, x):
     return h * (1 + random.random())
 
 
-@plant("right", "refused")
-def a_coin(self, h, x):
-    return h * 2 if random.random() < 0.5 else h
-
-
 @plant("trains", "refused")
 def a_number_of_the_system(self, h, x):
     return h * (1 + random.SystemRandom().random())
@@ -316,29 +282,6 @@ def _with_a_lock(layer):
 
 def _with_a_generator(layer):
     layer.lock = _forever()
-
-
-def _with_an_iterator(layer):
-    layer.lock = itertools.cycle([1.0, 2.0, 0.5])
-
-
-@plant("right", "refused", setup=_with_an_iterator)
-def an_iterator(self, h, x):
-    return h * next(self.lock)
-
-
-def _scale_that_grows(scales=[1.0]):  # noqa: B006  (the fault)
-    scales.append(scales[-1] * 0.9)
-    return scales[-1]
-
-
-@plant(
-    "right",
-    "refused",
-    setup=lambda layer: _scale_that_grows.__defaults__[0].__setitem__(slice(1, None), []),
-)
-def a_default_argument_that_grows(self, h, x):
-    return h * _scale_that_grows()
 
 
 @plant(setup=_with_a_lock)

@@ -5,11 +5,10 @@ second Ctrl-C ends the job at once.
 import os
 import pty
 import signal
-import sys
 import time
 
 import pytest
-from jobs import clean_environment, run
+from jobs import clean_environment
 from launched import wait_until
 
 from libai.launch.supervisor import Rank, Supervisor
@@ -93,24 +92,3 @@ def test_ctrl_c_in_a_terminal_ends_the_job(script):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     os.close(terminal)
     assert program.survivors() == []
-
-
-@pytest.mark.e2e
-def test_a_second_ctrl_c_ends_the_process_at_once():
-    """The first Ctrl-C requests a stop.
-
-    While a hook blocks the loop, the second Ctrl-C must still work.
-    """
-    code = (
-        "import os, signal, time\nfrom libai.launch.stop import StopRequest, own_state\nstop = "
-        "StopRequest()\nwith stop.handling_signals():\n    os.kill(os.getpid(), signal.SIGINT); "
-        "os.kill(os.getpid(), signal.SIGINT)\n    assert stop() == signal.SIGINT  # delivered "
-        "twice by one key press: still one request\n    own_state().iteration, own_state().saved "
-        "= 90, 10\n    time.sleep(0.7)\n    os.kill(os.getpid(), signal.SIGINT)\n    "
-        "time.sleep(600)\n"
-    )
-    done = run([sys.executable, "-c", code])
-    assert (
-        done.returncode == -signal.SIGINT
-        and "Quit without saving. Iterations lost: 80." in done.stderr
-    ), done

@@ -195,10 +195,13 @@ def plain_losses(model, optimizer, data, updates, after=lambda i: None, accumula
 
 
 def trained_losses(mode, model, optimizer, data, updates, after=lambda trainer: None, **options):
-    """Train `model` in a mode like `plain_losses`; return the losses and the trainer."""
+    """Train `model` in a mode like `plain_losses`, which judges it: no update is rehearsed unless
+    `options` say so. Return the losses and the trainer.
+    """
     from libai.engine.hooks import CallbackHook
 
     count = (updates + 4) * options.get("num_accumulation_steps", 1)
+    options.setdefault("rehearse", 0)
     trainer = trainer_of(mode, model, map(data, range(count)), optimizer, **options)
     losses = record_losses(trainer)
     trainer.register_hooks([CallbackHook(after_step=after)])

@@ -1,4 +1,7 @@
-"""No test has an assertion that is always true."""
+"""No test has an assertion that is always true.
+
+ruff finds most of them: a tuple (F631), `or True` (SIM222), a comparison with itself (PLR0124).
+"""
 
 import ast
 
@@ -7,32 +10,16 @@ from source_checks import findings, finds
 
 
 def vacuous(source):
-    """Return the assertions of a file that are always true by their syntax."""
-    return [
-        ast.unparse(node)
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Assert) and _is_true(node.test)
-    ]
+    """Return the other assertions of a file that are always true by their syntax."""
+    tests = [node.test for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
+    return [ast.unparse(test) for test in tests if is_true(test)]
 
 
-def _is_true(test):
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
-        return any(map(_is_true, test.values))
-    if isinstance(test, ast.Tuple):
-        return bool(test.elts)  # assert (condition, "text")
+def is_true(test):
     if isinstance(test, ast.Constant):
         return bool(test.value)
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
-        return False
-    (right,) = test.comparators
-    if isinstance(test.ops[0], ast.In) and ast.unparse(right).strip("()[]{}") in (
-        "True, False",
-        "False, True",
-    ):
-        return True
-    has_call = any(isinstance(node, ast.Call) for node in ast.walk(test))
-    is_same = ast.unparse(test.left) == ast.unparse(right)
-    return is_same and not has_call and isinstance(test.ops[0], (ast.Eq, ast.Is, ast.GtE, ast.LtE))
+    written = ast.unparse(test).replace("[", "(").replace("{", "(")
+    return isinstance(test, ast.Compare) and " in (True, False" in written
 
 
 def test_no_assertion_is_vacuous():
@@ -40,12 +27,5 @@ def test_no_assertion_is_vacuous():
 
 
 test_one_that_is_would_be_found = finds(
-    vacuous,
-    "assert x in (True, False)",
-    "assert True",
-    "assert (x, 'text')",
-    "assert x == x",
-    "assert x or True",
-    "assert a.b is a.b",
-    "assert x or y in [False, True]",
+    vacuous, "assert x in (True, False)", "assert x in [True, False]", "assert True"
 )

@@ -220,9 +220,8 @@ class Net(nn.Module):
 
 def train(mode, use):
     net = toy.seeded(Net(use))
-    return toy.trained_losses(
-        mode, net, flow.optim.SGD(net.parameters(), lr=0.02), toy.pair, LATE + 4
-    )
+    optimizer = flow.optim.SGD(net.parameters(), lr=0.02)
+    return toy.trained_losses(mode, net, optimizer, toy.pair, LATE + 4, rehearse=None)
 
 
 @pytest.mark.parametrize("name", LATE_VALUES)

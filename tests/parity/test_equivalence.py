@@ -21,11 +21,14 @@ from parity_variants import SCHEDULES, VARIANTS, groups_with, scheduled
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*param `maximize` takes effect:FutureWarning")
 
-FAMILIES = {name: {**IMAGES, **TEXT}[name] for name in ("gpt", "resnet")}
+# tests/dist trains the others with accumulation
+ACCUMULATED = {name: {**IMAGES, **TEXT}[name] for name in ("gpt", "resnet")}
 CASES = {
     **{f"optimizer {name}": Case(build, accumulation=4) for name, build in OPTIMIZERS.items()},
     **{f"schedule {name}": scheduled(name) for name in SCHEDULES},
-    **{name: case.with_(accumulation=2) for name, case in {**VARIANTS, **FAMILIES}.items()},
+    **IMAGES,
+    **TEXT,
+    **{name: case.with_(accumulation=2) for name, case in {**VARIANTS, **ACCUMULATED}.items()},
     # the loss of such a model is not a sum over samples, so it changes if a batch is cut into parts
     "dropout, whole batches": VARIANTS["dropout"],
     "batch_norm, whole batches": VARIANTS["batch_norm"],
@@ -39,7 +42,18 @@ CASES = {
 }
 #: one case of each kind; the other cases run with the marker e2e
 QUICK = {"optimizer adamw", "schedule hand_made", "tied", "batch_norm"}
-MARKED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.e2e) for name in CASES]
+#: variants of other families
+NIGHTLY = {"roberta", "synchronized"}
+
+
+def marks(name):
+    """Return the markers of a case."""
+    if name in NIGHTLY:
+        return [pytest.mark.nightly]
+    return [] if name in QUICK else [pytest.mark.e2e]
+
+
+MARKED = [pytest.param(name, marks=marks(name)) for name in CASES]
 
 
 @functools.cache

@@ -75,25 +75,8 @@ OPERATIONS = {
     "kl_div": lambda h, s: F.kl_div(flow.log(h), s.detach(), reduction="mean"),
     "smooth_l1": lambda h, s: F.smooth_l1_loss(h, s, beta=1.0),
     "cross_entropy": lambda h, s: F.cross_entropy(h[0], _I[:, 0]),
-    "items": lambda h, s: _set(h, (slice(None), 1), s[:, 0]),
-    "items by index": lambda h, s: _set(h, (slice(None), _I[0]), s[:, :2]),
-    "items at a new axis": lambda h, s: _set(h, (None, 0), s[0]),
-    "zero_": lambda h, s: (h * 1).zero_() + s,
-    "copy_": lambda h, s: (h * 1).copy_(s),
-    "mul_": lambda h, s: _square(h * 1),
     "clamp_": lambda h, s: (h * 1).clamp_(0.3, 0.6),
 }
-
-
-def _set(h, index, value):
-    h = h * 1
-    h[index] = value
-    return h
-
-
-def _square(h):
-    h *= h
-    return h
 
 
 class One(nn.Module):

@@ -76,6 +76,7 @@ ENDS = {
         2,
         ["Model could not be compiled into a graph: planted", "planted.py:"],
     ),
+    "ctrl-c twice step": (130, ["Quit without saving. Iterations lost: "]),
     "stop build": (143, ["Stopping before the first iteration; there is nothing to save."]),
 }
 #: acts of a rank that hangs

@@ -32,9 +32,7 @@ def test_a_changing_buffer_that_is_not_saved_is_named(mode, caplog):
     assert "persistent=False" in caplog.text and "buffer middle.average" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    "name, named", [("an average in an attribute", True), ("a cached mask", False)]
-)
+@pytest.mark.parametrize("name, named", [("an average in an attribute", True), ("a lock", False)])
 def test_an_eager_run_names_tensors_that_no_checkpoint_holds(caplog, name, named):
     trainer_of(name, "eager").train(0, 2)
     assert ("which no checkpoint contains" in caplog.text) == named

@@ -108,18 +108,6 @@ def test_a_key_that_forward_does_not_take_is_named():
         as_batch_dict({"x": 1, "image": 2}, Net())
 
 
-def test_an_argument_that_the_batch_lacks_is_named():
-    class Strict(Net):
-        def forward(self, x, y, *, mask):
-            """Requires all three arguments."""
-
-    with pytest.raises(
-        ModelContractError,
-        match=r"keys \['x', 'y'\], but Strict.forward takes .*: missing .*'mask'",
-    ):
-        as_batch_dict({"x": 1, "y": 2}, Strict())
-
-
 def test_too_many_items_are_refused_with_their_number():
     with pytest.raises(
         ModelContractError,

@@ -61,7 +61,15 @@ def train(build_optimizer, mode):
     return np.concatenate([p.numpy().reshape(-1) for p in model.parameters()])
 
 
-def check(library, stock, name, mode):
+@pytest.mark.filterwarnings("ignore:Only Momentum")
+@pytest.mark.parametrize(
+    "name, mode",
+    [
+        *((name, "eager") for name in OPTIMIZERS),
+        *((name, "graph") for name in ("sgd", "nesterov", "adamw", "lamb")),
+    ],
+)
+def test_updates_are_oneflows(level, library, stock, name, mode):
     op, build_optimizer = OPTIMIZERS[name]
     before = library.calls()[op]
     found = train(build_optimizer, mode)
@@ -75,15 +83,3 @@ def check(library, stock, name, mode):
         assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
     else:
         assert_array_equal(found, expected)
-
-
-@pytest.mark.filterwarnings("ignore:Only Momentum")
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_updates_are_oneflows(level, library, stock, name):
-    check(library, stock, name, "eager")
-
-
-@pytest.mark.filterwarnings("ignore:Only Momentum")
-@pytest.mark.parametrize("name", ["sgd", "nesterov", "adamw", "lamb"])
-def test_updates_of_a_graph_are_oneflows(library, stock, name):
-    check(library, stock, name, "graph")

@@ -138,12 +138,6 @@ def an_old_view_of_a_buffer(self, h, x):
     return h + view.sum()
 
 
-@plant("right", "refused")
-def a_buffer_changed_through_a_view(self, h, x):
-    self.scale.view(WIDTH, 1).add_(h.mean(0).detach().view(WIDTH, 1))
-    return h + self.scale.clone()
-
-
 @plant()
 def a_buffer_with_a_gradient(self, h, x):
     self.average = self.average * 0.9 + h.mean(0)

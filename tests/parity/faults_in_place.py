@@ -22,13 +22,6 @@ def a_sigmoid_that_is_added_to(self, h, x):
 
 
 @plant("refused", "right")
-def an_input_that_is_changed(self, h, x):
-    out = self.inner(h)
-    h *= 2
-    return out + h
-
-
-@plant("refused", "right")
 def a_square_whose_root_is_zeroed(self, h, x):
     square = h * h
     h[:, :2] = 0

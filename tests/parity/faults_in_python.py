@@ -20,14 +20,6 @@ def an_attribute_that_counts(self, h, x):
     return h
 
 
-@plant()
-def a_measured_time_in_an_attribute(self, h, x):
-    started = time.perf_counter()
-    h = self.inner(h)
-    self.last = time.perf_counter() - started
-    return h
-
-
 @plant("right", "refused", named="middle")
 def a_counter_that_branches(self, h, x):
     self.calls += 1
@@ -59,29 +51,7 @@ class _FilledByAHook(Middle):
         return h + 0.1 * self.seen[0] * self.seen[-1]
 
 
-class _MadeAnew(Middle):
-    def forward(self, h, x):
-        self.seen = []
-        for scale in (0.5, 2.0):
-            self.seen.append(self.inner(h) * scale)
-        return self.seen[0] + self.seen[1].tanh()
-
-
 FAULTS["a list that forward empties and a hook fills"] = Fault(lambda: Net(_FilledByAHook()))
-
-
-class _EmptiedByAHook(_FilledByAHook):
-    def __init__(self):
-        Middle.__init__(self)
-        self.inner.register_forward_hook(self.keep)
-
-    def keep(self, module, args, output):
-        self.seen.clear()
-        self.seen.append(output)
-
-    def forward(self, h, x):
-        h = self.inner(h)
-        return h + 0.1 * self.seen[0]
 
 
 class _Queue(Middle):
@@ -109,8 +79,6 @@ FAULTS["a list of outputs that the user empties"] = Fault(
 FAULTS["a list that carries an output over"] = Fault(
     lambda: Net(_CarriedOver()), "right", "refused"
 )
-FAULTS["a list that a hook empties and fills"] = Fault(lambda: Net(_EmptiedByAHook()))
-FAULTS["a list that forward makes anew"] = Fault(lambda: Net(_MadeAnew()))
 
 
 class _FilledByKey(Middle):
@@ -256,19 +224,6 @@ def a_gradient_that_forward_computes(self, h, x):
     return h + slope
 
 
-@plant()
-def an_attribute_written_before_it_is_read(self, h, x):
-    self.last = x.mean().detach()
-    return h + self.last
-
-
-@plant()
-def a_cached_mask(self, h, x):
-    if self.last is None:
-        self.last = flow.ones(WIDTH) * 2.0
-    return h * self.last
-
-
 def _forever():
     number = 0
     while True:
@@ -313,10 +268,6 @@ class _Scales:
         return output * self.layer.gain
 
 
-def _counts_calls(calls):
-    return lambda module, args, output: calls.append(1)
-
-
 def _inner(self, h, x):
     return self.inner(h)
 
@@ -328,10 +279,6 @@ def _hooked(hook):
 _TWICE = _hooked(lambda layer: lambda module, args, output: flow.tanh(output) * 2.0)
 plant(name="hook of a function", setup=_TWICE)(_inner)
 plant(name="hook with a parameter in a closure", setup=_hooked(_bound))(_inner)
-plant(
-    name="hook with a module in a closure",
-    setup=_hooked(lambda layer: lambda module, args, output: output * layer.gain),
-)(_inner)
 # in a trace the original parameter has no gradient
 plant("right", "refused", name="hook of an object with a module", setup=_hooked(_Scales))(_inner)
 plant(name="hook of weight norm", setup=lambda layer: nn.utils.weight_norm(layer.inner))(_inner)
@@ -341,7 +288,6 @@ plant(
         lambda module, args: (flow.tanh(args[0]) + 0.1,)
     ),
 )(_inner)
-plant(name="hook that counts", setup=_hooked(lambda layer: _counts_calls([])))(_inner)
 
 
 def _count_steps(grad):

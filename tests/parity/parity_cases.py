@@ -213,8 +213,8 @@ def build_trainer(
         "max_grad_norm": case.max_norm,
         "seed": case.seed,
         "plan": case.plan,
-        # the plain loop judges: one rehearsal of each case is enough
-        "rehearse": 0 if mode == "eager" and mesh.is_single else 1,
+        # the plain loop judges; eager ranks find by a rehearsal whether samples are coupled
+        "rehearse": int(mode == "eager" and not mesh.is_single),
     }
     return TRAINERS[mode](
         model,

@@ -35,6 +35,8 @@ def write_stack(path, file):
         ([(ABRT, 1.0), (3, 1.9)], 1),
         ([(ABRT, 1.0), (KILL, 2.5)], 0),  # more than a second later: that is no cause
         ([(1, 1.0, {"is_consequence": True}), (1, 3.0, {})], 1),
+        ([(1, 2.0, {}), (1, 1.0, {})], 1),  # the earlier one, whatever its number
+        ([(3, 2.0), (3, 1.0), (3, 1.5)], 1),
     ],
 )
 def test_what_follows_from_another_failure_never_comes_first_beside_it(tmp_path, ends, first):

@@ -51,21 +51,6 @@ class Contrastive(nn.Module):
         return {"losses": {"nce": -flow.diagonal(F.log_softmax(scores, dim=1)).mean()}}
 
 
-class Centred(nn.Module):
-    """Features without their mean over the batch."""
-
-    couples = True
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(8, 12), nn.Linear(12, 4)
-
-    def forward(self, x, y):
-        h = self.body(x)
-        h = flow.tanh(h - h.mean(dim=0, keepdim=True))
-        return {"losses": {"cls": F.cross_entropy(self.head(h), y)}}
-
-
 class VariancePenalty(nn.Module):
     """Keeps the variance over the batch near one, and columns uncorrelated."""
 
@@ -136,19 +121,6 @@ class DomainAdversarial(nn.Module):
         return {"losses": {"cls": F.cross_entropy(self.head(h), y), "domain": domain}}
 
 
-class GatedInPlace(nn.Module):
-    """Every second feature is halved through a view, whose gradient OneFlow loses."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x, y):
-        h = self.body(x) * 1.0
-        h.view(-1, 4, 2)[:, :, 0].mul_(0.5)
-        return {"losses": {"cls": F.cross_entropy(self.head(flow.tanh(h)), y)}}
-
-
 class ClassWeights(nn.Module):
     """Constants that modules hold as plain attributes, and a learned temperature without axes."""
 
@@ -189,10 +161,8 @@ MODELS = {
     "contrastive": (Contrastive, "pairs"),
     "forward_hooks": (ForwardHooked, "vectors"),
     "variance_penalty": (VariancePenalty, "points"),
-    "centred": (Centred, "vectors"),
     "memory_queue": (MemoryQueue, "pairs"),
     "domain_adversarial": (DomainAdversarial, "vectors"),
-    "gated_in_place": (GatedInPlace, "vectors"),
     "class_weights": (ClassWeights, "vectors"),
     "moving_teacher": (MovingTeacher, "vectors"),
 }

@@ -54,24 +54,8 @@ class DepthwiseNet(nn.Module):
         return {"losses": {"cls": F.cross_entropy(self.head(x), y)}}
 
 
-class NormalizedConv(nn.Module):
-    """Batch normalization between convolutions."""
-
-    sees_ranks = True  # batch statistics are those of a rank (docs/dev/decisions/0003-batchnorm.md)
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
-        self.head = nn.Linear(6, 4)
-
-    def forward(self, images, y):
-        x = F.leaky_relu(self.norm(self.conv(images)), 0.1)
-        return {"losses": {"cls": F.cross_entropy(self.head(x.mean(dim=(2, 3))), y)}}
-
-
 MODELS = {
     "transposed_convolutions": (UpsamplingAutoencoder, "images"),
     "conv_skips": (SkipNet, "labelled_images"),
     "depthwise": (DepthwiseNet, "labelled_images"),
-    "batch_norm": (NormalizedConv, "labelled_images"),
 }

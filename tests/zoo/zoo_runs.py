@@ -43,7 +43,7 @@ FAST = (
 _BODY_AND_HEAD = {"split": {"body.*": 0, "head.weight": 1}}
 #: plans given from outside, as a config gives them; other models carry their own or have none
 PLANS = {
-    **dict.fromkeys(("centred", "class_weights", "gated_in_place"), _BODY_AND_HEAD),
+    "class_weights": _BODY_AND_HEAD,
     "contrastive": {"split": {"tower.0.*": 0, "tower.2.weight": 1}},
     "activation_average": {"split": {**_BODY_AND_HEAD["split"], "average": 0}},
     "forward_hooks": {"split": {**_BODY_AND_HEAD["split"], "scale": 0}},
@@ -94,22 +94,17 @@ def case_of(name: str, accumulation: int = 1, iterations: int = zoo_data.ITERATI
     """Return the training of a model of the zoo.
 
     A model that couples samples, or keeps state from one forward to the next, sees each micro-batch
-    of all ranks as one; batch normalization (docs/dev/decisions/0003) that of a rank; for any other
-    it makes no difference how the global batch is cut.
+    of all ranks as one; for any other it makes no difference how the global batch is cut.
     """
     model, kind = zoo()[name]
-    cut_by = ""
-    if hasattr(model, "sees_ranks"):
-        cut_by = "rank"
-    elif hasattr(model, "couples") or list(model().buffers()):
-        cut_by = "micro-batch"
+    is_whole = hasattr(model, "couples") or list(model().buffers())
     return Case(
         partial(_optimizer_of, name),
         partial(build, name),
         lambda: zoo_data.batches(kind)[:iterations],
         max_norm=None,
         accumulation=accumulation,
-        cut_by=cut_by,
+        cut_by="micro-batch" if is_whole else "",
         plan=PLANS.get(name),
     )
 

@@ -14,6 +14,7 @@ import gc
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from libai.forward.python_state import (
     OF_MODULE,
     RANDOM,
     SIMPLE,
+    Slots,
     Variable,
     cannot_go_back,
     container_in,
@@ -45,7 +47,7 @@ from libai.utils.logging import warn_once
 from libai.utils.tensors import local_part
 
 #: containers whose contents are put back in place
-_REFILLED = (dict, set, list, collections.deque)
+_REFILLED = (dict, set, list, collections.deque, Slots)
 #: optimizer attributes that a snapshot of the trainer already holds
 _IN_SNAPSHOT = frozenset({"param_groups", "_state"})
 #: maximum number of entries of a container, array or tensor that a guard inspects
@@ -281,9 +283,12 @@ class Inventory:
             self.watched.append((read, read()))
         elif isinstance(held, _REFILLED):
             self.watched.append((held.copy, kept))
-            if self._by_identity and isinstance(held, dict | list):
+            if self._by_identity and isinstance(held, Mapping | list):
                 ids = partial(_ids_in, held)
                 self.watched.append((ids, ids()))
+        elif isinstance(value, ContextVar):
+            read = partial(value.get, None)
+            self.watched.append((read, read()))
 
     # ------------------------------------------------------------------ comparison
 
@@ -332,7 +337,7 @@ class Inventory:
 _NUMBERS = (flow.Tensor, np.ndarray, np.generic)
 
 
-def _ids_in(container: dict[Any, Any] | list[Any]) -> list[int]:
+def _ids_in(container: Mapping[Any, Any] | list[Any]) -> list[int]:
     return [*map(id, values_in(container))]
 
 
@@ -382,6 +387,8 @@ def _put_back(value: Any, kept: Any) -> None:
     elif isinstance(value, np.ndarray):
         if value.flags.writeable:
             np.copyto(value, kept)
+    elif isinstance(value, ContextVar):
+        value.set(*kept)
     elif isinstance(held, _REFILLED):
         _fill(held, _copied(kept))  # a copy, because they may be put back again
 
@@ -394,7 +401,7 @@ def copy_of_values(tensor: flow.Tensor) -> flow.Tensor:
 def _copied(container: Any) -> Any:
     """Return a copy of a container, in which iterators keep their positions."""
     copied = copy.copy(container)
-    if isinstance(container, dict):
+    if isinstance(container, Mapping):
         copied.update(
             {key: copy_of_iterator(one) for key, one in container.items() if is_iterator(one)}
         )
@@ -405,5 +412,5 @@ def _copied(container: Any) -> Any:
 
 def _fill(container: Any, contents: Any) -> None:
     container.clear()
-    fill = container.update if isinstance(container, dict | set) else container.extend
+    fill = container.extend if isinstance(container, list | collections.deque) else container.update
     fill(contents)

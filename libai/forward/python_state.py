@@ -16,13 +16,15 @@ import functools
 import inspect
 import io
 import itertools
+import os
 import random
 import re
 import sys
 import sysconfig
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +60,7 @@ RANDOM = (random.Random, np.random.RandomState, np.random.Generator)
 PACKAGES = ("oneflow", "libai")
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 #: packages with objects that contain the user's settings
-_SETTINGS = ("types", "argparse", "omegaconf")
+_SETTINGS = ("types", "argparse", "omegaconf", "_thread", "_contextvars")
 #: maximum number of entries of a container in which functions are looked for
 _MAX_ENTRIES = 256
 
@@ -86,10 +88,47 @@ class Variable:
 # values
 
 
+class Slots(MutableMapping[str, Any]):
+    """The attributes of an object whose class has `__slots__`, by name."""
+
+    def __init__(self, owner: Any):
+        self._owner = owner
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._owner, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        object.__setattr__(self._owner, name, value)  # a frozen dataclass refuses its own
+
+    def __delitem__(self, name: str) -> None:
+        object.__delattr__(self._owner, name)
+
+    def __iter__(self) -> Iterator[str]:
+        names = (*_slots_of(self._owner.__class__), *getattr(self._owner, "__dict__", ()))
+        return iter([name for name in names if hasattr(self._owner, name)])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def copy(self) -> dict[str, Any]:
+        """Return the attributes as a dict."""
+        return dict(self)
+
+    __copy__ = copy
+
+
+@functools.cache
+def _slots_of(cls: Any) -> list[str]:
+    """Return the slots of a user's class."""
+    slots = [vars(one).get("__slots__", ()) for one in cls.__mro__ if is_users(one.__module__)]
+    names = [name for one in slots for name in ([one] if isinstance(one, str) else one)]
+    return [name for name in names if not name.startswith("__")]
+
+
 def container_in(value: Any) -> Any:
     """Return the container that holds the values one level inside `value`, or None if it has none.
 
-    The container is `value` itself, the `__dict__` of an object, or a tuple made for a partial or a
+    The container is `value` itself, the attributes of an object, or a tuple made for a partial or a
     method.
     """
     if isinstance(value, CONTAINERS):
@@ -98,6 +137,10 @@ def container_in(value: Any) -> Any:
         return (value.func, value.args, value.keywords)
     if isinstance(value, types.MethodType):
         return (value.__self__, value.__func__)
+    if isinstance(value, ContextVar):
+        return (value.get(None),)
+    if _slots_of(value.__class__):
+        return Slots(value)
     held = getattr(value, "__dict__", None)
     return held if isinstance(held, dict) else None
 
@@ -106,7 +149,7 @@ def values_in(container: Any) -> list[Any]:
     """Return the values in the result of `container_in`."""
     if container is None:
         return []
-    return [*container.values()] if isinstance(container, dict) else [*container]
+    return [*container.values()] if isinstance(container, Mapping) else [*container]
 
 
 def depth_inside(value: Any, depth: int) -> int:
@@ -315,8 +358,23 @@ def variables_of(functions: Iterable[Any], seen: set[Any] | None = None) -> Iter
         for code in _codes_in(function.__code__):
             owners = []
             names = code.co_names
+            texts = [one for one in code.co_consts if isinstance(one, str) and one.isidentifier()]
             if "globals" in names:
-                names += tuple(one for one in code.co_consts if isinstance(one, str))
+                names += tuple(texts)
+                for text in texts:
+                    if text not in variables:
+                        yield Variable(
+                            f"the global {text}",
+                            functools.partial(variables.get, text),
+                            functools.partial(variables.__setitem__, text),
+                        )
+            if "environ" in names or "getenv" in names:
+                for text in texts:
+                    yield Variable(
+                        f"the environment variable {text}",
+                        functools.partial(_environment, text),
+                        functools.partial(_set_environment, text),
+                    )
             scopes = [(code.co_filename, variables, variables.__setitem__, None)]
             for place, scope, assign, owner in scopes:  # the list grows in the loop
                 for name in filter(scope.__contains__, names):
@@ -344,6 +402,18 @@ def variables_of(functions: Iterable[Any], seen: set[Any] | None = None) -> Iter
                     functools.partial(setattr, cell, "cell_contents"),
                     name,
                 )
+
+
+def _environment(name: str) -> str | None:
+    """Return an environment variable, as the same object for the same value."""
+    value = os.environ.get(name)
+    return None if value is None else sys.intern(value)
+
+
+def _set_environment(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
 
 
 def compares_identity(functions: Iterable[Any]) -> bool:

@@ -1,6 +1,10 @@
 """A hook exchanges code or an equal object: the compiled run trains like a plain loop."""
 
+import contextvars
+import dataclasses
 import functools
+import os
+import threading
 import types
 
 import numpy as np
@@ -78,6 +82,12 @@ class Value:
         return 1
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    number: float = 1.0
+    table: dict = dataclasses.field(default_factory=lambda: {"a": 1.0})
+
+
 class Plain:
     """Every object differs from all others."""
 
@@ -149,9 +159,21 @@ USES = {
     "bias taken": lambda net, h: h * len([*net.fc.parameters()]),
     "buffer taken": lambda net, h: h if net.shift is None else h + net.shift,
     "object past": lambda net, h: flow.tanh(h),
+    "slots": lambda net, h: flow.tanh(h) * SLOTS.number * SLOTS.table["a"],
+    "environment": lambda net, h: flow.tanh(h) * float(os.environ.get("LIBAI_TEST_GAIN", 1)),
+    "context": lambda net, h: flow.tanh(h) * CONTEXT.get(),
+    "thread": lambda net, h: flow.tanh(h) * THREAD.gain,
+    "in vars": lambda net, h: flow.tanh(h) * (2 if "added" in vars(net) else 1),
+    "in dir": lambda net, h: flow.tanh(h) * (2 if "added" in dir(net) else 1),
+    "missing global": lambda net, h: flow.tanh(h) * globals().get("gain_that_is_added", 1.0),
+    "rate": lambda net, h: flow.tanh(h) * sum(one["lr"] for one in net.holder.param_groups),
 }
 reduce = max
 weight = 1.0
+SLOTS = Slotted()
+CONTEXT = contextvars.ContextVar("gain", default=1.0)
+THREAD = threading.local()
+THREAD.gain = 1.0
 
 
 def set_global(name, value):
@@ -188,6 +210,14 @@ CHANGES = {
     "buffer taken": lambda net, patch: setattr(net, "shift", None),
     "written past": lambda net, patch: vars(net).update(scale=2.0),
     "object past": lambda net, patch: object.__setattr__(net, "scale", 2.0),
+    "slots": lambda net, patch: patch.setitem(SLOTS.table, "a", 2.0),
+    "environment": lambda net, patch: patch.setenv("LIBAI_TEST_GAIN", "2"),
+    "context": lambda net, patch: CONTEXT.set(2.0),
+    "thread": set_on(THREAD, "gain", 2.0),
+    "in vars": lambda net, patch: setattr(net, "added", 1),
+    "in dir": lambda net, patch: setattr(net, "added", 1),
+    "missing global": lambda net, patch: patch.setitem(globals(), "gain_that_is_added", 2.0),
+    "rate": lambda net, patch: net.holder.param_groups[0].__setitem__("lr", 0.2),
 }
 
 
@@ -208,7 +238,11 @@ CASES = [
 
 def build(name):
     net = toy.seeded(Net(name))
-    return net, flow.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    optimizer = flow.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    CONTEXT.set(1.0)
+    if name == "rate":
+        net.holder = optimizer
+    return net, optimizer
 
 
 def plain(name, change):

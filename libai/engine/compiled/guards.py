@@ -76,6 +76,8 @@ class Guards:
         self._functions: set[Any] = set()
         self._variables = list(variables_of(functions_of(model), self._functions))
         self._by_identity = compares_identity(self._functions)
+        if any("param_groups" in names_in(function) for function in self._functions):
+            self._inputs = ()  # forward reads the settings as constants
         self._buffers = buffers_of(model)
         self._changed_at: dict[str, int] = {} if before is None else before._changed_at
         self._differs: list[str] = []
@@ -151,7 +153,11 @@ class Guards:
         self._entries: list[tuple[Mapping[str, Any], str, Any]] = []
         for path, module, name in self._attributes:
             read = partial(getattr, module, name, None)
+            if name == "__dict__":  # the names in it: `reads` also has each attribute
+                read = partial(tuple, vars(module))
             values.add(Variable(path, read))
+            if name == "__dict__":
+                continue
             if name not in vars(module):
                 of_class = partial(getattr, type(module), name, None)
                 if not callable(read()):

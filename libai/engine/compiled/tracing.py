@@ -179,10 +179,11 @@ def _get_attribute(self: Any, reads: Reads, name: str) -> Any:
     `__dict__` has the plain attributes of the original module.
     """
     if name == "__dict__":
-        reader = sys._getframe(1).f_globals.get("__name__", "")
-        if not reader.startswith(("oneflow.", "libai.")):
+        frame = sys._getframe(1)
+        is_users = not frame.f_globals.get("__name__", "").startswith(("oneflow.", "libai."))
+        if is_users or frame.f_code.co_name == "__dir__":
             module = self.to(nn.Module)
-            reads += [(module, one) for one in vars(module).keys() - OF_MODULE]
+            reads += [(module, one) for one in ["__dict__", *vars(module).keys() - OF_MODULE]]
             return vars(module)
     if name in ("_parameters", "_buffers"):
         reader = sys._getframe(1).f_globals.get("__name__")

@@ -1,16 +1,18 @@
-"""The model, optimizer and inputs that a training step uses on a mesh, without the loop."""
+"""What predictions and training steps use on a mesh, without the loop: model, inputs, optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
+from libai.engine.compiled.build_errors import raise_forward_error
 from libai.engine.data_feed import DataFeed
-from libai.engine.inputs import Inputs
+from libai.engine.inputs import Batch, Inputs
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import TrainOptions
 from libai.forward.state import Facts, places_of
@@ -30,29 +32,84 @@ from libai.parallel import (
 from libai.parallel.batch_statistics import refuse_split_statistics
 from libai.parallel.layout import memory_shared
 from libai.utils.logging import engine_logger as logger
+from libai.utils.tensors import map_tensors
 
 
 @dataclass(eq=False)
-class Parts:
-    """The parts of a training step.
+class Placed:
+    """A model on its mesh.
 
     Attributes:
         model: the module, laid out on the mesh.
+        layout: local or global tensors, and the mesh.
+        inputs: prepares the batches of this rank.
+    """
+
+    model: nn.Module
+    layout: Layout
+    inputs: Inputs
+
+    @classmethod
+    def of(cls, model: nn.Module, plan: ParallelPlan, mesh: Mesh) -> Placed:
+        """Lay out a model for predictions. Ranks with full replicas have local tensors.
+
+        Collective.
+        """
+        model.to(mesh.device)
+        is_global = not mesh.is_data_parallel_only
+        layout = parallelize(model, plan, mesh) if is_global else LocalLayout(mesh)
+        return cls(model, layout, Inputs(model, layout, mesh.device, 0, DataFeed(None, 1)))
+
+    def outputs_of(
+        self,
+        batch: Any,
+        place: str,
+        replicated: bool = False,
+        everywhere: bool = False,
+        is_first: bool = True,
+    ) -> tuple[Batch, Any]:
+        """Return the batch as tensors on this rank's device, and the model's outputs for it as
+        local tensors.
+
+        `place` names the batch in errors. `is_first`: explain an error as a mismatch of model and
+        data. `replicated`: every rank holds the same batch. Collective with global tensors. Then
+        the outputs are empty on pipeline stages that do not compute them, unless `everywhere` is
+        set. With local tensors the number of batches may differ between ranks. Raises
+        `IndexOutOfRange` if an id or a label is out of range.
+        """
+        inputs, layout = self.inputs, self.layout
+        batch = inputs.name_inputs(batch)
+        with inputs.watch([batch], place):
+            batch = inputs.to_device(batch)
+            lay_out = layout.lay_out_replicated_batch if replicated else layout.lay_out_batch
+            arguments = lay_out(batch)
+            with flow.no_grad(), layout.source_ops():
+                try:
+                    outputs = self.model(**arguments)
+                except Exception as error:
+                    raise_forward_error(error, self.model, batch, is_first)
+                    raise
+        num_samples = len(next(iter(batch.values())))
+        return batch, map_tensors(
+            outputs, lambda tensor: layout.local_output(tensor, num_samples, replicated, everywhere)
+        )
+
+
+@dataclass(eq=False)
+class Parts(Placed):
+    """The parts of a training step.
+
+    Attributes:
         optimizer: holds the parameters and, in both modes, the state.
         options: the trainer's options.
         recomputed_blocks: names of the modules to checkpoint.
-        layout: local or global tensors, and the mesh.
-        inputs: prepares the batches of this rank.
         state: exports, loads, copies and lends the optimizer's state.
         facts: side effects of forward, once they are known.
     """
 
-    model: nn.Module
     optimizer: flow.optim.Optimizer
     options: TrainOptions
     recomputed_blocks: list[str]
-    layout: Layout
-    inputs: Inputs
     state: OptimizerState
     facts: Facts
 
@@ -113,7 +170,7 @@ class Parts:
             )
         inputs = Inputs(model, layout, device, options.seed, feed)
         state = OptimizerState(model, optimizer)
-        return cls(model, optimizer, options, recomputed, layout, inputs, state, facts)
+        return cls(model, layout, inputs, optimizer, options, recomputed, state, facts)
 
     @contextmanager
     def alone(self, facts: Facts, interleaved: int = 1) -> Iterator[Parts]:

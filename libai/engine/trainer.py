@@ -29,7 +29,6 @@ from libai.engine.check_parts import (
     refuse_replaced,
     refuse_uncounted_samples,
 )
-from libai.engine.compiled.build_errors import raise_forward_error
 from libai.engine.data_feed import LoaderOrBuilder
 from libai.engine.hook_base import HookBase
 from libai.engine.inputs import Batch
@@ -494,7 +493,10 @@ class ModelTrainer(TrainerBase):
                 place = f"batch {number} of the evaluation dataset {dataset!r}"
                 is_pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], bool)
                 batch, replicated = item if is_pair else (item, False)
-                batch, outputs = self._outputs_of(batch, place, replicated, is_first=number == 1)
+                with self.step.eager_forward():
+                    batch, outputs = self.parts.outputs_of(
+                        batch, place, replicated, is_first=number == 1
+                    )
                 if not self.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
                     continue
                 outputs = structured(outputs)
@@ -551,42 +553,8 @@ class ModelTrainer(TrainerBase):
 
         Collective with global tensors.
         """
-        with self._evaluating():
-            return self._outputs_of(batch, "the batch to predict", everywhere=True)[1]
-
-    def _outputs_of(
-        self,
-        batch: Any,
-        place: str,
-        replicated: bool = False,
-        everywhere: bool = False,
-        is_first: bool = True,
-    ) -> tuple[Batch, Any]:
-        """Return the batch as tensors on this rank's device, and the model's outputs for it as
-        local tensors.
-
-        `place` names the batch in errors. `is_first`: explain an error as a mismatch of model and
-        data. `replicated`: every rank holds the same batch. Collective with global tensors. Then
-        the outputs are empty on pipeline stages that do not compute them, unless `everywhere` is
-        set. With local tensors the number of batches may differ between ranks. Raises
-        `IndexOutOfRange` if an id or a label is out of range.
-        """
-        inputs, layout = self.parts.inputs, self.layout
-        batch = inputs.name_inputs(batch)
-        with self.step.eager_forward(), inputs.watch([batch], place):
-            batch = inputs.to_device(batch)
-            lay_out = layout.lay_out_replicated_batch if replicated else layout.lay_out_batch
-            arguments = lay_out(batch)
-            with flow.no_grad(), layout.source_ops():
-                try:
-                    outputs = self.model(**arguments)
-                except Exception as error:
-                    raise_forward_error(error, self.model, batch, is_first)
-                    raise
-        num_samples = len(next(iter(batch.values())))
-        return batch, map_tensors(
-            outputs, lambda tensor: layout.local_output(tensor, num_samples, replicated, everywhere)
-        )
+        with self._evaluating(), self.step.eager_forward():
+            return self.parts.outputs_of(batch, "the batch to predict", everywhere=True)[1]
 
     # ------------------------------------------------------------------ switching between modes
 

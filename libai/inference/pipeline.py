@@ -29,8 +29,7 @@ class Pipeline:
 
     Args:
         source: the output folder of a run, or a Hugging Face folder.
-        which, mode, overrides, trust: options for a run, see `Predictor.of_run`. For other sources
-            only `mode` is used (default "eager"). Text is generated eagerly in both modes.
+        which, overrides, trust: options for a run, see `Predictor.of_run`.
         tokenizer: a tokenizer.json, or its folder (default: the file next to the weights, or of the
             run's data).
 
@@ -43,7 +42,6 @@ class Pipeline:
         self,
         source: str | Path,
         which: str = "last",
-        mode: str | None = None,
         overrides: Sequence[str] = (),
         tokenizer: str | Path | None = None,
         *,
@@ -56,10 +54,10 @@ class Pipeline:
             ranks = [("data", 1), ("tensor", get_world_size()), ("pipeline", 1)]
             spread = [f"train.dist.{axis}_parallel_size={size}" for axis, size in ranks]
             self.predictor = Predictor.of_run(
-                self._source, which, mode, [*spread, *overrides], trust=trust
+                self._source, which, [*spread, *overrides], trust=trust
             )
         elif (self._source / "config.json").is_file():
-            self._load_hf(self._source, mode)
+            self._load_hf(self._source)
         else:
             raise UserError(
                 f"{source} is neither the folder of a run (no config.yaml) nor a Hugging Face "
@@ -67,9 +65,9 @@ class Pipeline:
             )
         self.model = self.predictor.model
 
-    def _load_hf(self, folder: Path, mode: str | None) -> None:
+    def _load_hf(self, folder: Path) -> None:
         mesh = Mesh.of_this_job(default_device(), 1, get_world_size())
-        self.predictor = Predictor(load_pretrained(folder), self._source, mode or "eager", mesh)
+        self.predictor = Predictor(load_pretrained(folder), self._source, mesh)
         if self._tokenizer_path is None and (folder / "tokenizer.json").is_file():
             self._tokenizer_path = folder
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -51,7 +51,7 @@ if __name__ == "__main__":
     frozen = probe.predict(outputs(encoder, test, "embeddings")) == test["labels"]
     show(f"frozen encoder (C={probe.C_[0]:g})", frozen)
     for run in sys.argv[1:]:
-        logits = outputs(Run.load(Path(run), mode="eager").model, test, "logits")
+        logits = outputs(Run.load(Path(run)).model, test, "logits")
         tuned = logits.argmax(axis=1) == test["labels"]
         show("fine-tuned", tuned)
         show("gain", tuned.astype(float) - frozen)

@@ -197,19 +197,17 @@ def test_texts_are_classified_by_the_library_and_by_the_command(tmp_path):
     assert all(name.startswith("LABEL_") and 1 / 3 < p < 1 for name, p in found)
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_images_are_classified(mode):
+def test_images_are_classified():
     reference = np.load(FIXTURES / "vit/reference.npz")
     scores = reference["out_logits"]
-    classes = Pipeline(FIXTURES / "vit", mode=mode).classify(reference["pixel_values"])
+    classes = Pipeline(FIXTURES / "vit").classify(reference["pixel_values"])
     assert [name for name, _ in classes] == [f"LABEL_{i}" for i in scores.argmax(1)]
     exact = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     assert_allclose([p for _, p in classes], exact.max(1), rtol=1e-5)
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_files_of_images_are_classified_by_their_folders(mode, tmp_path):
+def test_files_of_images_are_classified_by_their_folders(tmp_path):
     image_module = pytest.importorskip("PIL.Image")
     for name, colour in (("blue", (0, 0, 255)), ("red", (255, 0, 0))):
         (tmp_path / "images" / name).mkdir(parents=True)
@@ -236,7 +234,7 @@ def test_files_of_images_are_classified_by_their_folders(mode, tmp_path):
         str(tmp_path / "images" / "red" / "0.png"),
         str(tmp_path / "images" / "blue" / "1.png"),
     ]
-    found = Pipeline(tmp_path / "run", mode=mode).classify(files)
+    found = Pipeline(tmp_path / "run").classify(files)
     assert [name for name, _ in found] == ["red", "blue"]
     (tmp_path / "in.csv").write_text("file\n" + "\n".join(files))
     words = [
@@ -246,7 +244,7 @@ def test_files_of_images_are_classified_by_their_folders(mode, tmp_path):
         "-o",
         str(tmp_path / "out.jsonl"),
     ]
-    assert predict.run([*words, "--classify", "--mode", mode]) == 0
+    assert predict.run([*words, "--classify"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["class"] for row in rows] == ["red", "blue"]
     with refused("vit does not define how image files become arrays"):

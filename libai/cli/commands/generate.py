@@ -63,9 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     prepare_device("auto", is_eager=True)
 
     values = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
-    pipeline = Pipeline(
-        args.source, args.checkpoint, "eager", tokenizer=args.tokenizer, trust=args.trust
-    )
+    pipeline = Pipeline(args.source, args.checkpoint, tokenizer=args.tokenizer, trust=args.trust)
     stop = pipeline.tokenizer.stop_token if args.stop_token is None else args.stop_token
     options = GenerationOptions(**values, stop_token=None if stop == -1 else stop)
     for start in range(0, len(prompts), args.batch_size):

@@ -57,9 +57,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from libai.inference import Pipeline
 
-    pipeline = Pipeline(
-        args.run, args.checkpoint, args.mode, args.settings, args.tokenizer, trust=args.trust
-    )
+    pipeline = Pipeline(args.run, args.checkpoint, args.settings, args.tokenizer, trust=args.trust)
     if columns is None:
         batches = _dataset(pipeline.predictor, args)
     else:
@@ -130,11 +128,6 @@ def build_parser() -> Parser:
         help="write classes and probabilities instead of the outputs",
     )
     add("--tokenizer", metavar="FILE", help="a tokenizer.json for text, if the source has none")
-    add(
-        "--mode",
-        choices=("eager", "graph"),
-        help="execution mode (default: the mode of the config)",
-    )
     add("--trust", action="store_true", help=FLAGS["--trust"])
     return parser
 

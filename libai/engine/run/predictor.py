@@ -13,10 +13,9 @@ import oneflow as flow
 
 from libai import checkpoint
 from libai.config import RunConfig, load_config
+from libai.engine.parts import Placed
 from libai.engine.run import build
-from libai.engine.run.modes import first_mode
-from libai.engine.trainers import trainer_of
-from libai.parallel import Layout, Mesh
+from libai.parallel import Mesh, ParallelPlan
 from libai.utils.atomic import config_of_run
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.seeding import seed_everything
@@ -30,39 +29,33 @@ class Predictor:
     Args:
         model: the model.
         source: the path that its weights come from.
-        mode: "eager", or "graph", which compiles once for each shape of a batch.
         mesh: the ranks that share the model; default: this job's.
         config: the config of its run, if there is one.
 
-    Attributes: `model`, `config`, `mesh`, `checkpoint` (the `source`) and `mode`. Building a
-    predictor is collective.
+    Attributes: `model`, `config`, `mesh`, `layout` and `checkpoint` (the `source`). Predictions
+    run eagerly. Building a predictor is collective.
     """
 
     def __init__(
         self,
         model: flow.nn.Module,
         source: str | Path,
-        mode: str = "eager",
         mesh: Mesh | None = None,
         config: RunConfig | None = None,
     ):
         self.model = model
         self.checkpoint = Path(source)
-        self.mode = mode
         self.mesh = mesh or Mesh.of_this_job(default_device("auto"))
         self.config = config
         plan = None if config is None else config.train.dist.plan
-        unused = flow.optim.SGD(model.parameters(), lr=0.0)
-        self._trainer = trainer_of(mode)(
-            model, [], unused, mesh=self.mesh, plan=plan, device=self.mesh.device
-        )
+        self._placed = Placed.of(model.eval(), ParallelPlan.of(model, plan), self.mesh)
+        self.layout = self._placed.layout
 
     @classmethod
     def of_run(
         cls,
         folder: str | Path,
         which: str = "last",
-        mode: str | None = None,
         overrides: Sequence[str] = (),
         *,
         trust: bool = False,
@@ -70,10 +63,9 @@ class Predictor:
         """Return the model of a run with the weights of one of its checkpoints. Collective.
 
         `folder`: the output folder of the run. `which`: "last" (the newest checkpoint that
-        verifies), "best", or the name of a checkpoint, such as "iter_0000200". `mode`: the default
-        is the mode of the config, or for "auto" the eager mode if it supports the config.
-        `overrides`: `key=value` settings for the config of the run. `trust`: open a run of another
-        user. Opening a run calls what its config names, so it can run any code.
+        verifies), "best", or the name of a checkpoint, such as "iter_0000200". `overrides`:
+        `key=value` settings for the config of the run. `trust`: open a run of another user. Opening
+        a run calls what its config names, so it can run any code.
 
         One process holds the full model, however it was trained. Several processes form the mesh of
         the config. If the run averaged its weights (`train.ema`), the model has the averages, as in
@@ -89,26 +81,20 @@ class Predictor:
             ]
         config = load_config(file, overrides, get_world_size(), trust=trust)
         device = default_device(config.train.device)
-        mode = mode or first_mode(config, device)[0]
         source = checkpoint.resolve(folder / "checkpoints" / which)
         seed_everything(config.train.seed or 0)
         model = build.build_model(config)
         checkpoint.load_weights(source, model)
         if config.train.ema.enabled:
             checkpoint.load_weights(source, model, group="ema", strict=False)
-        return cls(model, source, mode, build.build_mesh(config, device), config)
+        return cls(model, source, build.build_mesh(config, device), config)
 
     def __repr__(self) -> str:
-        return f"<Predictor of {self.checkpoint}: {type(self.model).__name__} in {self.mode} mode>"
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the model on the mesh."""
-        return self._trainer.layout
+        return f"<Predictor of {self.checkpoint}: {type(self.model).__name__}>"
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
         """Return the model's outputs for a batch.
 
         `batch`: name → array or tensor with one sample per row, as `forward` takes them.
         """
-        return self._trainer.predict(batch)
+        return self._placed.outputs_of(batch, "the batch to predict", everywhere=True)[1]

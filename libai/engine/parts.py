@@ -17,6 +17,7 @@ from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import TrainOptions
 from libai.forward.state import Facts, places_of
 from libai.layers.random import find_unseeded_dropouts
+from libai.layers.recurrent import warn_of_cells
 from libai.optim import export_state, import_state
 from libai.optim.state import walk_parameters
 from libai.parallel import (
@@ -168,6 +169,7 @@ class Parts(Placed):
                 "both modes.",
                 ", ".join(names),
             )
+        warn_of_cells(model)
         inputs = Inputs(model, layout, device, options.seed, feed)
         state = OptimizerState(model, optimizer)
         return cls(model, layout, inputs, optimizer, options, recomputed, state, facts)

@@ -211,6 +211,8 @@ def _apply_patches() -> None:
         openblas.use_current()
     if is_on("kernels"):
         kernels.use_kernels()
+        if is_on("recurrent"):
+            kernels.use_recurrent_operations()
     if kernels.are_kernels_on() and is_on("layer-norm"):
         layer_norm.use_operation()
     if is_on("contiguous-copies"):

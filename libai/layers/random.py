@@ -26,6 +26,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.layers.recurrent import drops
 from libai.native.operations import apply_to_many, build_operation
 from libai.patches.internals import is_tracing
 from libai.utils.errors import UserError
@@ -88,7 +89,7 @@ def assign_layer_ids(model: nn.Module) -> list[str]:
     """
     names = []
     for name, module in model.named_modules():
-        if isinstance(module, SeededLayer):
+        if isinstance(module, SeededLayer) or drops(module):
             digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
             module.layer_id = int.from_bytes(digest, "little", signed=True)
             names.append(name)
@@ -97,7 +98,10 @@ def assign_layer_ids(model: nn.Module) -> list[str]:
 
 def draws_randomness(model: nn.Module) -> bool:
     """Return whether a forward pass of `model` in training uses random bits from the context."""
-    return any(isinstance(module, SeededLayer) and module.draws for module in model.modules())
+    return any(
+        (isinstance(module, SeededLayer) and module.draws) or drops(module)
+        for module in model.modules()
+    )
 
 
 def find_unseeded_dropouts(model: nn.Module) -> list[str]:
@@ -141,6 +145,11 @@ def _opened(context: _Context) -> Iterator[None]:
         yield
     finally:
         _contexts.pop()
+
+
+def has_context() -> bool:
+    """Return True inside of `random_context`."""
+    return bool(_contexts)
 
 
 def current_random_scope() -> Callable[[], AbstractContextManager[None]]:

@@ -35,6 +35,7 @@ OPERATIONS = (
     ),
     *("broadcast_div", "to_contiguous", "conv_filter_grad", "max_pool_2d_grad", "bias_add"),
     *("multi_reduce_sum_pow_abs", "adam_update", "lamb_update"),
+    *("libai_recurrent", "libai_recurrent_grad"),
 )
 
 
@@ -45,6 +46,7 @@ def main() -> None:
     import oneflow  # noqa: F401  (the library needs it)
 
     library = Library(Path(sys.argv[1]))
+    library.use_recurrent_operations()
     problems = [
         f"{level}: {text}"
         for level in LEVELS
@@ -111,6 +113,19 @@ def _results(dtype: Any) -> dict[str, np.ndarray]:
         results["sum of squares"] = apply_to_many(operation, [numbers[:1], numbers[1:]])
     else:
         results["sum of squares"] = flow.square(numbers).sum()
+    for kind in (flow.nn.LSTM, flow.nn.GRU, flow.nn.RNN):  # in float64, OneFlow's own
+        network = kind(8, 12, 2, bidirectional=True).to(dtype)
+        with flow.no_grad():
+            for weight in network.parameters():
+                values = np.sin(np.arange(weight.numel(), dtype=np.float64)).reshape(weight.shape)
+                weight.copy_(flow.tensor(values * 0.3, dtype=dtype))
+        inputs = numbers.reshape(6, 8, 8).clone().requires_grad_()
+        output = network(inputs)[0]
+        (output * output * numbers[:, :1].unsqueeze(2)).sum().backward()
+        results[f"{kind.__name__}"], results[f"gradient of {kind.__name__}"] = output, inputs.grad
+        results[f"gradients of {kind.__name__}'s weights"] = flow.cat(
+            [w.grad.reshape(-1) for w in network.parameters()]
+        )
     for kind in (flow.optim.SGD, flow.optim.AdamW, flow.optim.LAMB):
         weight = flow.nn.Parameter(numbers[1].clone())
         optimizer = kind([weight], lr=0.5)

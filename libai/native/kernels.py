@@ -28,6 +28,18 @@ OWN_TASK_ADDER = "_ZN7oneflow6Thread7AddTaskERKNS_9TaskProtoE"
 #: OneFlow's `functional::ToContiguous`
 OWN_COPY = "_ZN7oneflow3one10functional12ToContiguousERKSt10shared_ptrINS0_6TensorEE"
 
+#: OneFlow's functions of recurrent networks on padded sequences, in the order of the kinds in
+#: src/recurrent.cpp
+OWN_RECURRENT = tuple(
+    f"_ZN7oneflow3one10functional{name}ERKSt10shared_ptrINS0_6TensorEE{states}bifbbb"
+    for name, states in (
+        ("9LstmInput", "RKNS0_11TensorTupleES9_"),
+        ("8GruInput", "S6_RKNS0_11TensorTupleE"),
+        ("12RnnTanhInput", "S6_RKNS0_11TensorTupleE"),
+        ("12RnnReluInput", "S6_RKNS0_11TensorTupleE"),
+    )
+)
+
 
 class Library:
     """A compiled library. Creating this object registers the kernels with the loaded oneflow.
@@ -158,6 +170,21 @@ class Library:
 
         flow.Tensor.contiguous = contiguous
 
+    def use_recurrent_operations(self) -> None:
+        """Make `nn.LSTM`, `nn.GRU` and `nn.RNN` compute whole sequences in one operation
+        (src/recurrent.cpp).
+
+        Call it once per process. Raises `Unavailable` if this is not possible.
+        """
+        import oneflow as flow
+
+        caller = ctypes.CDLL(flow._oneflow_internal.__file__, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        function = self._library.libai_recurrent
+        function.restype = ctypes.c_void_p
+        for kind, own in enumerate(OWN_RECURRENT):
+            slot = find_slot(caller, own)
+            slot.value = function(kind, ctypes.c_void_p(address_of(caller, own)))
+
     def _replace(self, own: str, name: str) -> None:
         """Replace OneFlow's function `own` with the function whose address our function `name`
         returns.
@@ -270,6 +297,18 @@ def are_kernels_on() -> bool:
     Some operations have no other CPU kernel.
     """
     return _library is not None and _library.is_enabled
+
+
+@functools.cache
+def use_recurrent_operations() -> bool:
+    """Compute recurrent networks in one operation. Return whether there is a library for it, and
+    OneFlow allows it.
+    """
+    with contextlib.suppress(Unavailable):
+        if _library is not None:
+            _library.use_recurrent_operations()
+            return True
+    return False
 
 
 def loaded_library() -> Library | None:

@@ -21,6 +21,7 @@ OPTIONAL = (
     "threads",
     "kernels",
     "layer-norm",
+    "recurrent",
     "dropout-mask",
     "eager-updates",
     "switch-interval",

@@ -63,14 +63,16 @@ CASES = {
     "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (40, 20, 12, 11)),
     "mean pool": (lambda x: F.avg_pool2d(x, 2), (40, 20, 12, 12)),
     "adaptive": (lambda x: flow._C.adaptive_avg_pool2d(x, [3, 2]), (40, 20, 13, 13)),
+    "lstm": (lambda x: lstm(x)[0], (9, 40, 33)), "gru": (lambda x: gru(x)[0], (9, 40, 33)),
 }
-norm = flow.nn.BatchNorm2d(20)
+norm, lstm = flow.nn.BatchNorm2d(20), flow.nn.LSTM(33, 70, 2, bidirectional=True)
+gru = flow.nn.GRU(33, 70)
 filters, bias, of_groups, of_pixels = drawn(50, 20, 3, 3), drawn(50), drawn(60, 1, 5, 5), drawn(70, 20, 1, 1)
 of_sequences, of_channels = drawn(33, 20, 4), drawn(20)
 wide = drawn(3000, 130).detach()
 drawn_once, table, other = drawn(70, 64), drawn(130, 96), drawn(101, 130)
 parameters = weights, biases, table, other, filters, bias, of_groups, of_pixels, of_sequences, of_channels
-parameters += tuple(norm.parameters())
+parameters += tuple(one for module in (norm, lstm, gru) for one in module.parameters())
 
 def results(function, x):
     y = function(x)

@@ -9,6 +9,7 @@
 #include "pointwise_kernels.h"
 #include "pool_kernels.h"
 #include "product_kernels.h"
+#include "recurrent_kernels.h"
 #include "row_kernels.h"
 #include "shape_kernels.h"
 #include "update_kernels.h"
@@ -26,6 +27,7 @@ __attribute__((constructor)) void RegisterAll() {
   RegisterConvolutions();
   RegisterPools();
   RegisterProducts();
+  RegisterRecurrent();
 }
 
 bool HasAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"); }
@@ -35,6 +37,9 @@ bool HasAvx512() {
 }
 
 }  // namespace
+
+bool AreRecurrentKernelsOn() { return g_is_enabled && g_sgemm != nullptr; }
+
 }  // namespace libai
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))

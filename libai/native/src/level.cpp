@@ -17,6 +17,7 @@ namespace {
 #include "rows.h"
 #include "sums.h"
 #include "updates.h"
+#include "recurrent.h"
 }  // namespace
 
 #define LIBAI_NAME(name) &name,

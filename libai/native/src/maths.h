@@ -99,6 +99,18 @@ struct ProductRun {
   X(void, DotRows, (const float* x, int64_t num_x, const float* w, int64_t num_w, int64_t d, float alpha,       \
                     float* y, int64_t y_step))                                                                  \
   X(void, WeighRows, (const float* p, const float* v, int64_t count, int64_t d, float* y))                      \
+  X(void, LstmStep, (float* gates, const float* c_before, float* c, float* h, int64_t h_row, int64_t rows,      \
+                     int64_t d))                                                                                \
+  X(void, LstmStepGrad, (const float* gates, const float* c_before, const float* c, const float* dh,            \
+                         const float* dy, int64_t dy_row, float* dc, float* dgates, int64_t rows, int64_t d))   \
+  X(void, GruStep, (float* gates, float* hidden, const float* bias, const float* h_before, int64_t before_row,  \
+                    float* h, int64_t h_row, int64_t rows, int64_t d))                                          \
+  X(void, GruStepGrad, (const float* gates, const float* hidden, const float* h_before, int64_t before_row,     \
+                        float* dh, const float* dy, int64_t dy_row, float* dx, float* dhidden, int64_t rows,    \
+                        int64_t d))                                                                             \
+  X(void, RnnStep, (float* gates, float* h, int64_t h_row, bool is_relu, int64_t rows, int64_t d))              \
+  X(void, RnnStepGrad, (const float* h, int64_t h_row, const float* dh, const float* dy, int64_t dy_row,        \
+                        float* dgates, bool is_relu, int64_t rows, int64_t d))                                  \
   X(void, CopyRows, (const float* x, int64_t x_step, float* y, int64_t rows, int64_t d))                        \
   X(void, Transpose, (const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows, int64_t cols))
 

@@ -37,6 +37,19 @@ struct Product {
     }
   }
 
+  // Sizes of the blocks: `terms` rows of a panel of b (`width` columns) stay in the L1 cache while they are multiplied by rows of
+  // a. `in_l2` numbers of these rows, of `chunk` blocks of terms, stay in the L2 cache. Tiles and panels are those of tiles.h.
+  struct Block {
+    int64_t tile_rows, width, terms, chunk, in_l2;
+  };
+  static Block BlockOf() {
+    if (g_maths == &kMathsAvx512) return {8, 32, 256, 1, 65536};
+    return g_maths == &kMathsAvx2 ? Block{6, 16, 384, 4, 73728} : Block{4, 8, 384, 4, 73728};
+  }
+  static Block BlockOf(int64_t n) {  // the loops for AVX-512 need 16 columns
+    return n < kNarrow && g_maths == &kMathsAvx512 ? Block{6, 16, 384, 4, 73728} : BlockOf();
+  }
+
  private:
   static constexpr int64_t kFewRows = 8;
   static constexpr int64_t kRowsWorthPacking = 256;
@@ -49,16 +62,6 @@ struct Product {
       if (bias != nullptr) g_maths->AddLine(c + i, 1, bias + first, 1, c + i, width);
       if (addend != nullptr) g_maths->AddLine(c + i, 1, addend + i, 1, c + i, width);
     }
-  }
-
-  // Sizes of the blocks: `terms` rows of a panel of b (`width` columns) stay in the L1 cache while they are multiplied by rows of
-  // a. `in_l2` numbers of these rows, of `chunk` blocks of terms, stay in the L2 cache. Tiles and panels are those of tiles.h.
-  struct Block {
-    int64_t tile_rows, width, terms, chunk, in_l2;
-  };
-  static Block BlockOf() {
-    if (g_maths == &kMathsAvx512) return {8, 32, 256, 1, 65536};
-    return g_maths == &kMathsAvx2 ? Block{6, 16, 384, 4, 73728} : Block{4, 8, 384, 4, 73728};
   }
 
   int64_t RowsOfPart() const { return RoundUp(static_cast<int64_t>(kPartWork * m / Work()) + 1, BlockOf().tile_rows); }

@@ -83,8 +83,9 @@ inline void Register(const char* op, const char* tensor, Run run, Condition fits
   oneflow::user_op::OpKernelRegistry registry;
   registry.Name(op).SetPriority(kPriority).SetCreateFn(
       [entry]() -> const oneflow::user_op::OpKernel* { return oneflow::user_op::NewOpKernel<Kernel>(entry); });
-  registry.SetIsMatchedHob(oneflow::hob::make_custom("libai CPU float32", [entry](const KernelRegContext& c) -> bool {
-    if (!g_is_enabled || c.device_type() != oneflow::DeviceType::kCPU) return false;
+  const bool is_only = entry->op.rfind("libai_", 0) == 0;  // OneFlow has no such operation
+  registry.SetIsMatchedHob(oneflow::hob::make_custom("libai CPU float32", [entry, is_only](const KernelRegContext& c) -> bool {
+    if ((!g_is_enabled && !is_only) || c.device_type() != oneflow::DeviceType::kCPU) return false;
     const auto* t = c.TensorDesc4ArgNameAndIndex(entry->tensor, 0);
     return t != nullptr && t->data_type() == DataType::kFloat && (entry->fits == nullptr || entry->fits(c));
   }) == true);

@@ -131,4 +131,4 @@ def test_every_operation_has_the_bits_of_one_thread(library, native_level):
     command = [sys.executable, "-c", COMPARE]
     done = run(command, timeout=300, LIBAI_NATIVE=native_level, OPENBLAS_NUM_THREADS="3")
     assert done.returncode == 0, done
-    assert done.stdout.strip() == "equal 35"
+    assert done.stdout.strip() == "equal 37"

@@ -24,7 +24,8 @@ from libai.utils.logging import warn_once
 #: number of arguments of OneFlow's functions for padded sequences; those for packed ones differ
 _NUM_ARGUMENTS = 9
 _CELLS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
-_layer_ids = [0]  # of the modules that are in `forward`
+#: ids of the modules whose forward is running
+_layer_ids = [0]
 
 
 def drops(module: nn.Module) -> bool:

@@ -116,13 +116,15 @@ def make_trainer(
 ):
     """Return a trainer of a new model, whose weights depend only on `seed`.
 
-    `model()`, `optimizer(model)` (or its name) and `schedule(optimizer)` build the parts.
+    `model()`, `optimizer(model)` (or its name) and `schedule(optimizer)` build the parts. No update
+    is rehearsed unless `options` say so (`rehearse=None`: as by default).
     """
     flow.manual_seed(seed)
     net = model()
     built = optimizer(net) if callable(optimizer) else optimizer_of(optimizer, net)
     if schedule is not None:
         options["lr_scheduler"] = schedule(built)
+    options.setdefault("rehearse", 0)
     return trainer_of(mode, net, batches(4) if loader is None else loader, built, **options)
 
 
@@ -184,7 +186,8 @@ def plain_losses(model, optimizer, data, updates, after=lambda i: None, accumula
         parts = []
         for micro in range(update * accumulation, (update + 1) * accumulation):
             batch = {name: flow.tensor(value) for name, value in data(micro).items()}
-            parts.append(model(**batch))
+            outputs = model(**batch)
+            parts.append(sum(outputs["losses"].values()) if isinstance(outputs, dict) else outputs)
         loss = sum(parts[1:], parts[0]) / accumulation
         loss.backward()
         losses.append(loss.item())

@@ -47,6 +47,7 @@ BASE = [
     "train.train_micro_batch_size=8",
     "train.train_iter=6",
     "train.output_dir=out/run",
+    "train.rehearse=0",
 ]
 BASE += [
     f"train.{name}=1" for name in ("log_period", "checkpointer.period", "evaluation.eval_period")

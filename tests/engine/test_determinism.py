@@ -38,7 +38,9 @@ def unseeded():
 
 
 def train(mode, noise, deterministic=True):
-    trainer = make_trainer(mode, model=lambda: Noisy(noise), deterministic=deterministic)
+    trainer = make_trainer(
+        mode, model=lambda: Noisy(noise), deterministic=deterministic, rehearse=None
+    )
     trainer.register_hooks([RandomStateHook(3)])
     return losses_of(trainer, 3)
 

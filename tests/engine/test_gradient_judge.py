@@ -99,7 +99,7 @@ def old_view(h, s):
 @BOTH
 @pytest.mark.parametrize("change", [view, split_view, view_item, diagonal, row, old_view])
 def test_a_change_through_a_view_is_refused_at_its_line(mode, change):
-    trainer = make_trainer(mode, batches(4), lambda: Net(change), "plain")
+    trainer = make_trainer(mode, batches(4), lambda: Net(change), "plain", rehearse=None)
     with pytest.raises(WrongGradient, match=r"test_gradient_judge.py:\d+ \(`.*changes a tensor"):
         trainer.train(0, 1)
 
@@ -148,7 +148,7 @@ REPAIRED = {
 
 
 def _weights(mode, change):
-    trainer = make_trainer(mode, batches(4), lambda: Net(change), "plain")
+    trainer = make_trainer(mode, batches(4), lambda: Net(change), "plain", rehearse=None)
     trainer.train(0, 1)
     return flat_weights(trainer.model)
 
@@ -262,6 +262,6 @@ def test_the_judge_leaves_no_trace(change):
 def test_a_weight_that_no_loss_reaches_is_named(mode, caplog):
     caplog.set_level(logging.INFO, "libai.engine")
     change = lambda h, s: F.layer_norm(h, (8,), s[0], None)  # noqa: E731
-    make_trainer(mode, batches(4), lambda: Net(change), "plain").train(0, 1)
+    make_trainer(mode, batches(4), lambda: Net(change), "plain", rehearse=None).train(0, 1)
     assert "reads the trained parameters side.weight, side.bias" in caplog.text
     assert "gradient judged by central differences: right" in caplog.text

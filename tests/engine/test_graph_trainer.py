@@ -68,7 +68,7 @@ class WithoutKernel(Classifier):
 
 
 def test_after_a_failed_compilation_another_model_compiles():
-    trainer = make_trainer("graph", model=WithoutKernel, rehearse=0)
+    trainer = make_trainer("graph", model=WithoutKernel)
     with pytest.raises(GraphBuildError, match="Cannot find the kernel"):
         trainer.prepare()
     run("graph", batches(2), 2)

@@ -225,6 +225,7 @@ def transposed_body():
 def train(mode, optimizer, change, build=Model, **settings):
     flow.manual_seed(0)
     model = build()
+    settings = {"rehearse": 0, **settings}  # the modes are compared with each other
     trainer = TRAINERS[mode](model, batches(), OPTIMIZERS[optimizer](model), **settings)
     trainer.register_hooks([Change(change)])
     trainer.train(0, ITERATIONS // settings.get("num_accumulation_steps", 1))

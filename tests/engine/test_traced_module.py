@@ -172,4 +172,4 @@ SAMPLES = {
 def test_a_compiled_step_samples_nothing(name):
     net, optimizer = build(lambda net, h: h * SAMPLES[name](h).float())
     with pytest.raises(UserError, match=r"at .*test_traced_module.py:\d+ samples .* in the batch"):
-        toy.trained_losses("graph", net, optimizer, toy.pair, 4, rehearse=0)
+        toy.trained_losses("graph", net, optimizer, toy.pair, 4)

@@ -74,7 +74,8 @@ ENDS = {
     "os.abort()": "SIGABRT",
     "os._exit(0)": "os._exit",
 }
-DAILY = (("time.sleep(600)", 2), ("os.abort()", 1), ("os._exit(0)", 2))
+#: faults/test_table.py has a hang
+DAILY = (("os.abort()", 1), ("os._exit(0)", 2))
 
 
 @pytest.mark.parametrize("case", nightly_but(product(ENDS, [1, 2]), *DAILY), ids=str)

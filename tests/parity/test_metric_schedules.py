@@ -7,7 +7,7 @@ import oneflow as flow
 from oneflow.optim.lr_scheduler import ReduceLROnPlateau
 from parity_cases import LOSS_BOUND
 from refusals import refused
-from toy import Tagger, batches, losses_of, make_trainer, optimizer_of
+from toy import Tagger, batches, losses_of, make_trainer, optimizer_of, plain_losses
 
 from libai.engine.hooks import EvalHook, LRHook
 
@@ -38,15 +38,13 @@ def test_a_plateau_schedule_is_stepped_by_evaluations_and_equals_a_plain_loop(mo
     flow.manual_seed(0)
     model = Tagger()
     optimizer = optimizer_of("sgd", model)
-    schedule, expected = plateau(optimizer), []
-    for iteration, batch in enumerate(data, start=1):
-        loss = model(flow.from_numpy(batch["x"]), flow.from_numpy(batch["y"]))["losses"]["tag"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if iteration % PERIOD == 0:
-            schedule.step(METRICS[iteration // PERIOD - 1])
-        expected.append(loss.item())
+    schedule = plateau(optimizer)
+
+    def evaluate(i):
+        if (i + 1) % PERIOD == 0:
+            schedule.step(METRICS[i // PERIOD])
+
+    expected = plain_losses(model, optimizer, data.__getitem__, len(data), evaluate)
     assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.0025, 0.00125]
     assert [group["lr"] for group in optimizer.param_groups] == [0.0025, 0.00125]
     np.testing.assert_allclose(losses, expected, rtol=LOSS_BOUND)

@@ -38,7 +38,7 @@ def trained(build, max_norm=0.05, accumulation=1):
         matrices, biases = ([p for p in model.parameters() if p.ndim == n] for n in (2, 1))
         return build([{"params": matrices}, {"params": biases, "lr": 0.03}])
 
-    options = {"max_grad_norm": max_norm, "num_accumulation_steps": accumulation, "rehearse": 0}
+    options = {"max_grad_norm": max_norm, "num_accumulation_steps": accumulation}
     trainer = make_trainer("graph", batches(6), optimizer=optimizer, **options)
     trainer.train(0, 6)
     job = JobEdit(trainer.graph._full_job_proto)

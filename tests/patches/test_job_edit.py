@@ -38,7 +38,7 @@ class Deep(nn.Module):
 
 def compiled(num_layers, **options):
     batch = {"x": np.ones((2, 4), np.float32)}
-    trainer = make_trainer("graph", [batch], lambda: Deep(num_layers), rehearse=0, **options)
+    trainer = make_trainer("graph", [batch], lambda: Deep(num_layers), **options)
     trainer.prepare()
     return trainer.graph
 

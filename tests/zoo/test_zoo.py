@@ -25,10 +25,9 @@ QUICK = ("variance_penalty",)
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.e2e) for name in FAST]
 )
 def test_a_plain_model_trains_alike_in_both_modes(mode, name):
-    for accumulation in (1, 2):
-        case = case_of(name, accumulation)
-        result = trained(case, mode, rehearse=1)
-        assert difference(result, expected_of(case)) <= BOUND, accumulation
+    """Half of the models accumulate gradients in each mode."""
+    case = case_of(name, 1 + (FAST.index(name) % 2 == (mode == "graph")))
+    assert difference(trained(case, mode, rehearse=1), expected_of(case)) <= BOUND
 
 
 @pytest.mark.parametrize("name", sorted(TWINS))

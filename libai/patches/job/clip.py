@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from libai.native.kernels import are_kernels_on
-from libai.patches.job.job_edit import JobEdit
+from libai.patches.job.job_edit import JobEdit, result_of, source_of
 from libai.patches.job.variables import is_update
 
 _SUM_OP = "multi_reduce_sum_pow_abs"
@@ -43,11 +43,11 @@ def join_clip_norms(job: JobEdit) -> None:
     for name, value in first.user_conf.attr.items():
         total.user_conf.attr[name].CopyFrom(value)
     job.lay_out(total, job.layout_of(first.name, "x_0"))
-    job.redirect(first.user_conf.output["y"].s[0], total.user_conf.output["y"].s[0])
+    job.redirect(result_of(first), result_of(total))
     job.remove(first.name)
     for chain in chains[1:]:
         job.redirect(
-            chain[0].user_conf.output["y"].s[0], coefficients[0].user_conf.output["y"].s[0]
+            result_of(chain[0]), result_of(coefficients[0])
         )
         for op in chain:
             job.remove(op.name)
@@ -98,21 +98,17 @@ def make_clip_norm_exact(job: JobEdit) -> None:
         results = []
         for index, gradient in enumerate(total.user_conf.input["x"].s):
             name = f"{total.name}-{index}"
-            terms = (
-                job.append(total, f"{name}-terms", "square", {"x": [gradient]}, "y")
-                .user_conf.output["y"]
-                .s
-            )
-            added = job.append(
-                total, f"{name}-sum", "reduce_sum", {"input_tensor": terms}, "output_tensor"
-            ).user_conf
-            added.attr["axis"].at_list_int32.val.extend(range(len(job.dims(gradient))))
-            added.attr["keepdims"].at_bool = False
-            results.append(added.output["output_tensor"].s[0])
+            terms = job.append(total, f"{name}-terms", "square", {"x": [gradient]}, "y")
+            inputs = {"input_tensor": [result_of(terms)]}
+            added = job.append(total, f"{name}-sum", "reduce_sum", inputs, "output_tensor")
+            attributes = added.user_conf.attr
+            attributes["axis"].at_list_int32.val.extend(range(len(job.dims(gradient))))
+            attributes["keepdims"].at_bool = False
+            results.append(result_of(added))
         if len(results) > 1:
             joined = job.append(total, f"{total.name}-joined", "add_n", {"in": results}, "out")
-            results = joined.user_conf.output["out"].s
-        job.redirect(total.user_conf.output["y"].s[0], results[0])
+            results = [result_of(joined)]
+        job.redirect(result_of(total), results[0])
         job.remove(total.name)
 
 
@@ -123,13 +119,13 @@ def clip_by_value(job: JobEdit, limit: float) -> None:
     Call it before OneFlow compiles the job and before updates are fused.
     """
     for update in list(filter(is_update, job.ops.values())):
-        reader, source = update, update.user_conf.input["model_diff"].s[0]
+        reader, source = update, source_of(update, "model_diff")
         maker = job.maker(source)
         if job.kind(maker) == _DECAY:
-            reader, source = maker, maker.user_conf.input["model_diff"].s[0]
+            reader, source = maker, source_of(maker, "model_diff")
         clipped = job.append(reader, f"{update.name}-clip", "clip_by_scalar", {"x": [source]}, "y")
         for end, value in (("min", -limit), ("max", limit)):
             clipped.user_conf.attr[f"floating_{end}"].at_double = value
             clipped.user_conf.attr[f"integral_{end}"].at_int64 = 0
         job.lay_out(clipped, job.layout_of(reader.name, "model_diff_0"))
-        job.set_source(reader, "model_diff", 0, clipped.user_conf.output["y"].s[0])
+        job.set_source(reader, "model_diff", 0, result_of(clipped))

@@ -15,7 +15,7 @@ from typing import Any
 
 from oneflow.core.common.data_type_pb2 import kFloat
 
-from libai.patches.job.job_edit import JobEdit
+from libai.patches.job.job_edit import JobEdit, result_of, source_of
 from libai.utils.sizes import cut_into_buckets
 
 #: update for one parameter -> (fused update for many, renamed arguments)
@@ -44,22 +44,22 @@ def decay_in_updates(job: JobEdit) -> None:
     for op, decay in _updates_behind(job, "l1_l2_regularize_gradient"):
         attributes = op.user_conf.attr
         has_own = attributes["l1"].at_float != 0.0 or attributes["l2"].at_float != 0.0
-        if has_own or decay.user_conf.input["model"].s[0] != op.user_conf.input["model"].s[0]:
+        if has_own or source_of(decay, "model") != source_of(op, "model"):
             continue
         for name in ("l1", "l2"):
             attributes[name].at_float = decay.user_conf.attr[name].at_float
-        job.set_source(op, "model_diff", 0, decay.user_conf.input["model_diff"].s[0])
+        job.set_source(op, "model_diff", 0, source_of(decay, "model_diff"))
         job.remove(decay.name)
 
 
 def scale_in_updates(job: JobEdit) -> None:
     """Move multiplication by the clip coefficient into the update operations."""
     for op, scaling in _updates_behind(job, "scalar_mul_by_tensor"):
-        job.set_source(op, "model_diff", 0, scaling.user_conf.input["x"].s[0])
+        job.set_source(op, "model_diff", 0, source_of(scaling, "x"))
         job.add_source(
             op,
             "scale_by_tensor",
-            scaling.user_conf.input["scalar"].s[0],
+            source_of(scaling, "scalar"),
             job.layout_of(scaling.name, "scalar_0"),
         )
         job.remove(scaling.name)
@@ -73,7 +73,7 @@ def _updates_behind(job: JobEdit, kind: str) -> list[tuple[Any, Any]]:
     """
     found = []
     for op in [op for op in job.ops.values() if job.kind(op) in _JOINED]:
-        maker = job.maker(op.user_conf.input["model_diff"].s[0])
+        maker = job.maker(source_of(op, "model_diff"))
         is_scaled = (
             "scale_by_tensor" in op.user_conf.input or op.user_conf.attr["scale"].at_double != 1.0
         )
@@ -91,14 +91,14 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> None:
         op
         for op in job.ops.values()
         if job.kind(op) in _JOINED
-        and job.shapes[op.user_conf.input["model"].s[0]].data_type == kFloat
+        and job.shapes[source_of(op, "model")].data_type == kFloat
         and "max_v" not in op.user_conf.input
         and not op.ctrl_in_op_name
     ]
     buckets = cut_into_buckets(
         joinable,
         partial(_shared, job),
-        lambda op: job.size(op.user_conf.input["model"].s[0]),
+        lambda op: job.size(source_of(op, "model")),
         max_numbers,
     )
     buckets = [bucket for bucket in buckets if len(bucket) > 1]
@@ -109,7 +109,7 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> None:
         for argument in first.input_order:
             among = updates if argument in _OF_PARAMETERS else updates[:1]
             inputs[renamed.get(argument, argument)] = [
-                op.user_conf.input[argument].s[0] for op in among
+                source_of(op, argument) for op in among
             ]
         joined = job.append(updates[0], f"System-JoinedUpdates-{number}", kind, inputs)
         for name, value in first.attr.items():
@@ -123,7 +123,7 @@ def _shared(job: JobEdit, op: Any) -> Any:
     """Return the properties that updates must have in common to be fused."""
     conf = op.user_conf
     scalars = tuple(
-        (name, conf.input[name].s[0]) for name in conf.input_order if name not in _OF_PARAMETERS
+        (name, source_of(op, name)) for name in conf.input_order if name not in _OF_PARAMETERS
     )
     attributes = tuple(
         sorted((name, value.SerializeToString()) for name, value in conf.attr.items())
@@ -143,9 +143,9 @@ def join_additions(job: JobEdit) -> None:
     """
     for op in list(job.ops.values()):
         if job.kind(op) == "broadcast_add":
-            _join_in_product(job, op, *op.user_conf.input["x"].s, *op.user_conf.input["y"].s)
+            _join_in_product(job, op, source_of(op, "x"), source_of(op, "y"))
         elif job.kind(op) == "scalar_mul":
-            _join_in_product(job, op, *op.user_conf.input["in"].s)
+            _join_in_product(job, op, source_of(op, "in"))
         elif job.kind(op) == "add_n":
             _join_sum(job, op, op.user_conf.input["in"].s)
 
@@ -159,7 +159,8 @@ def _join_in_product(job: JobEdit, op: Any, value: str, bias: str | None = None)
     flags = product.user_conf.attr if product is not None else {}
     if "transpose_b" not in flags or flags["alpha"].at_double != 1.0:
         return
-    (a,), (b,) = product.user_conf.input["a"].s, product.user_conf.input["b"].s
+    a = source_of(product, "a")
+    b = source_of(product, "b")
     is_linear = (
         flags["transpose_b"].at_bool and not flags["transpose_a"].at_bool and len(job.dims(b)) == 2
     )
@@ -200,7 +201,7 @@ def _made_for(job: JobEdit, op: Any, value: str) -> Any:
     ):
         return None
     # a tensor that every rank holds must not be added to each rank's part of a sum
-    has_layout = job.layout_of(*value.split("/")) == job.layout_of(*_result(op).split("/"))
+    has_layout = job.layout_of_value(value) == job.layout_of_value(result_of(op))
     is_read_by_model = all(reader.HasField("user_conf") for reader in job.readers(op.name))
     is_free = not (maker.ctrl_in_op_name or op.ctrl_in_op_name)
     return (
@@ -212,12 +213,7 @@ def _made_for(job: JobEdit, op: Any, value: str) -> Any:
 
 def _replace(job: JobEdit, op: Any, new: Any) -> None:
     """Make all readers of `op` read the result of `new`, and remove `op`."""
-    before, value = _result(op), _result(new)
+    before, value = result_of(op), result_of(new)
     job.shapes[value].CopyFrom(job.shapes[before])
     job.redirect(before, value)
     job.remove(op.name)
-
-
-def _result(op: Any) -> str:
-    """Return the value that `op` makes."""
-    return next(iter(op.user_conf.output.values())).s[0]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from oneflow.core.common.data_type_pb2 import kDouble
 
 from libai.parallel.data_parallel import BUCKET_BYTES
-from libai.patches.job.job_edit import JobEdit
+from libai.patches.job.job_edit import JobEdit, result_of, source_of
 from libai.patches.job.variables import is_update
 from libai.utils.sizes import cut_into_buckets
 
@@ -48,7 +48,7 @@ def sum_gradients(job: JobEdit) -> None:
     for op in [
         op for op in job.ops.values() if op.name.startswith(_MEAN) and job.kind(op) == "scalar_mul"
     ]:
-        job.redirect(f"{op.name}/out_0", op.user_conf.input["in"].s[0])
+        job.redirect(f"{op.name}/out_0", source_of(op, "in"))
         job.remove(op.name)
 
 
@@ -57,7 +57,7 @@ def keep_float64(job: JobEdit) -> None:
     parameter can read.
     """
     for op in [op for op in job.ops.values() if op.name.endswith("-cast_h2f")]:
-        (gradient,) = op.user_conf.input["in"].s
+        gradient = source_of(op, "in")
         if job.shapes[gradient].data_type == kDouble:
             job.redirect(f"{op.name}/out_0", gradient)
             job.remove(op.name)
@@ -133,7 +133,7 @@ def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edg
     Return the sums' names.
     """
     like = job.maker(edge.value)
-    partial = deepcopy(job.layout_of(*edge.value.split("/")))
+    partial = deepcopy(job.layout_of_value(edge.value))
     full = deepcopy(job.layout_of(edge.reader, f"{edge.argument}_{edge.position}"))
 
     def add(
@@ -153,15 +153,15 @@ def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edg
             return value
         op = add("reshape", {"in": [value]}, layout, [shape])
         op.user_conf.attr["shape"].at_shape.dim[:] = shape
-        return str(op.user_conf.output["out"].s[0])
+        return result_of(op)
 
     sizes = [job.size(value) for value in gradients]
     pieces = [reshaped(value, [size], partial) for value, size in zip(gradients, sizes)]
     joined = add("concat", {"in": pieces}, partial, [[sum(sizes)]])
     joined.user_conf.attr["axis"].at_int64 = 0
     joined.user_conf.attr["max_dim_size"].at_int64 = sum(sizes)
-    added = add("identity", {"in": list(joined.user_conf.output["out"].s)}, full, [[sum(sizes)]])
-    parts = {"like": pieces, "in": list(added.user_conf.output["out"].s)}
+    added = add("identity", {"in": [result_of(joined)]}, full, [[sum(sizes)]])
+    parts = {"like": pieces, "in": [result_of(added)]}
     cut = add("split_like", parts, full, [[size] for size in sizes], like=partial)
     cut.user_conf.attr["axis"].at_int64 = 0
     shapes = [job.dims(value) for value in gradients]

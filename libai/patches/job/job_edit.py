@@ -166,6 +166,10 @@ class JobEdit:
             flat = self.layouts.op_name2sbp_signature_conf[op_name].bn_in_op2sbp_parallel
             flat[name].CopyFrom(layout.sbp_parallel[0])
 
+    def layout_of_value(self, value: str) -> Any:
+        """Return the layout with which its maker makes a value, or None if unset."""
+        return self.layout_of(*value.split("/"))
+
     def layout_of(self, op_name: str, name: str) -> Any:
         """Return the layout (an `NdSbp`) of an operation's input or output, such as `out_0`, or
         None if unset.
@@ -214,6 +218,16 @@ class JobEdit:
             if not self._removed.isdisjoint(names):
                 names[:] = [name for name in names if name not in self._removed]
         self._removed = set()
+
+
+def source_of(op: Any, argument: str) -> str:
+    """Return the first value of an argument of a model operation."""
+    return op.user_conf.input[argument].s[0]
+
+
+def result_of(op: Any) -> str:
+    """Return the first value that a model operation makes."""
+    return next(iter(op.user_conf.output.values())).s[0]
 
 
 def _maker(value: str) -> str:

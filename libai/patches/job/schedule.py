@@ -13,7 +13,7 @@ import math
 from graphlib import TopologicalSorter
 from typing import Any
 
-from libai.patches.job.job_edit import JobEdit
+from libai.patches.job.job_edit import JobEdit, result_of, source_of
 
 # Estimates in nanoseconds. Only their proportions matter.
 _START = 4_000.0
@@ -83,8 +83,8 @@ def _estimate(job: JobEdit, op: Any) -> float:
     time = _START + _PER_ELEMENT * sum(map(job.size, values))
     if "matmul" in job.kind(op):
         # m × k, k × n and m × n elements: the root of their product is m × n × k
-        factors = [conf.input[name].s[0] for name in conf.input_order[:2]]
-        result = conf.output["out"].s[0]
+        factors = [source_of(op, name) for name in conf.input_order[:2]]
+        result = result_of(op)
         batch = math.prod(job.dims(factors[1])[:-2]) if len(job.dims(result)) > 2 else 1
         elements = math.prod(map(job.size, [*factors, result]))
         time += _PER_MULTIPLICATION * math.sqrt(elements / batch)

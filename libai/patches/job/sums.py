@@ -85,7 +85,7 @@ def _reduce_first(job: JobEdit, op: Any) -> None:
         kind.WhichOneof("parallel_type") == "partial_sum_parallel" for kind in layout.sbp_parallel
     ):
         return
-    if all(job.layout_of(*term.split("/")) == layout for term in op.user_conf.input["in"].s):
+    if all(job.layout_of_value(term) == layout for term in op.user_conf.input["in"].s):
         return
     whole = deepcopy(layout)
     for kind in whole.sbp_parallel:

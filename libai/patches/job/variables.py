@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from libai.optim.state import TRAIN_STEP
-from libai.patches.job.job_edit import JobEdit
+from libai.patches.job.job_edit import JobEdit, result_of
 
 #: arguments through which batch normalization writes its running statistics; writes to a copy would
 #: be lost
@@ -43,14 +43,14 @@ def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> None:
             if (
                 job.kind(op) == "repeat"
             ):  # accumulation: only the `repeat` op may read the variable itself
-                source, result, maker = op.user_conf.output["out"].s[0], "out_0", op
+                source, result, maker = result_of(op), "out_0", op
         places = list(_places_that_read(job, maker.name, source))
         if places:
             copy = job.append(
                 variable, f"{variable.name}-copy", "identity", {"in": [source]}, "out"
             )
             job.lay_out(copy, job.layout_of(maker.name, result))
-            value = copy.user_conf.output["out"].s[0]
+            value = result_of(copy)
             job.shapes[value].CopyFrom(job.shapes[source])
             for reader, argument, index in places:
                 job.set_source(reader, argument, index, value)
@@ -118,7 +118,7 @@ def first_of_equal(job: JobEdit, source: Any) -> str:
     op.user_conf.attr["axis"].at_list_int32.val.append(0)
     op.user_conf.attr["keepdims"].at_bool = True
     job.lay_out(op, job.layout_of(source.name, "out"))
-    reduced = op.user_conf.output["output_tensor"].s[0]
+    reduced = result_of(op)
     job.shapes[reduced].CopyFrom(job.shapes[value])
     job.shapes[reduced].shape.dim[:] = [1]
     return reduced

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from libai.data.datasets import Batch, as_dataset
-from libai.data.errors import DataError, SampleError, checked_count
+from libai.data.errors import DataError, SampleError
 from libai.data.random_state import THREAD, Seeds
 from libai.utils.errors import UserError
+from libai.utils.sizes import check_range
 
 #: function that turns a list of the values returned by `ds[i]` into a batch
 Collate = Callable[[list[Any]], Mapping[str, Any]]
-
-MAX_WORKERS = 1024
 
 
 class BatchReader:
@@ -37,7 +36,7 @@ class BatchReader:
     """
 
     def __init__(self, dataset: Any, num_workers: int = 0, *, collate: Collate | None = None):
-        checked_count("num_workers", num_workers, MAX_WORKERS, "no extra threads")
+        check_range("0 <= x <= 1024", DataError, num_workers=num_workers)
         if collate is not None and not callable(collate):
             raise DataError(
                 f"collate is a {type(collate).__name__}, not a function of a list of samples."

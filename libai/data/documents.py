@@ -13,6 +13,7 @@ from pathlib import Path
 from libai.data.cache import prepare_once
 from libai.data.errors import DataError
 from libai.data.token_files import is_complete, write_token_files
+from libai.utils.sizes import check_range
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,11 @@ def preprocess(
     for path in paths:
         if not path.is_file():
             raise DataError(f"{path} is not a file. Give text files or .jsonl files.")
-    if not paths or target.exists() or not 0 <= validation_fraction < 1:
+    check_range("0 <= x < 1", DataError, validation_fraction=validation_fraction)
+    if not paths or target.exists():
         raise DataError(
-            f"preprocess({len(paths)} files, {target}{' (exists)' if target.exists() else ''}, "
-            f"validation_fraction={validation_fraction}): give at least one file, a new folder, "
-            "and a fraction of at least 0 and below 1."
+            f"preprocess({len(paths)} files, {target}{' (exists)' if target.exists() else ''}): "
+            "give at least one file and a new folder."
         )
     done = Preprocessed(target, 0, 0, 0.0)
 

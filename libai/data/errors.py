@@ -4,9 +4,7 @@ are read.
 
 from __future__ import annotations
 
-import numbers
 from pathlib import Path
-from typing import Any
 
 from libai.utils.errors import UserError
 
@@ -25,17 +23,6 @@ class SampleError(RuntimeError):
 
     The text names the sample; the original error is chained.
     """
-
-
-def checked_count(name: str, value: Any, most: int, zero: str) -> int:
-    """Return `value` if it is an integer from 0 to `most`, else raise `DataError`.
-
-    `zero` explains the meaning of 0.
-    """
-    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if is_whole and 0 <= value <= most:
-        return value
-    raise DataError(f"{name}={value!r}: expected a whole number from 0 ({zero}) to {most}.")
 
 
 def describe_folder(folder: Path) -> str:

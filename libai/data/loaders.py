@@ -14,13 +14,15 @@ import numpy as np
 
 from libai.data.batches import BatchReader, Collate, as_batch
 from libai.data.datasets import Batch
-from libai.data.errors import DataError, checked_count
+from libai.data.errors import DataError
 from libai.data.random_state import Seeds, keys_of
 from libai.data.reading import RepeatableReading
 from libai.data.sampling import DataLayout, SampleRandom, SampleStream
 from libai.utils.distributed import get_rank, get_world_size
+from libai.utils.sizes import check_range, check_sizes
 
-MAX_PREFETCH = 10_000
+#: allowed numbers of micro-batches to read ahead; with 0, they are read when needed
+_PREFETCH = "0 <= x <= 10000"
 
 
 class _Steps:
@@ -86,7 +88,8 @@ class TrainLoader:
         self._stream = SampleStream(len(self.dataset), seed=seed, shuffle=shuffle)
         steps = _Steps(reader, layout, self._stream)
         self._reading = RepeatableReading(type(self.dataset).__name__, steps.read, steps.keys)
-        self._prefetch = checked_count("prefetch", prefetch, MAX_PREFETCH, "read when asked")
+        check_range(_PREFETCH, DataError, prefetch=prefetch)
+        self._prefetch = prefetch
         self._consumed_samples = 0
         self._ahead: Generator[Batch, None, None] | None = None
 
@@ -234,14 +237,13 @@ class EvalLoader:
         max_batches: int | None = None,
         prefetch: int = 2,
     ):
-        if max_batches is not None and max_batches < 1:
-            raise DataError(
-                f"max_batches={max_batches}: evaluate at least one batch, or use null for all."
-            )
+        if max_batches is not None:
+            check_sizes(DataError, max_batches=max_batches)
         self._reader = reader
         self.dataset = reader.dataset
         self.layout = layout
-        self._prefetch = checked_count("prefetch", prefetch, MAX_PREFETCH, "read when asked")
+        check_range(_PREFETCH, DataError, prefetch=prefetch)
+        self._prefetch = prefetch
         self._reading = RepeatableReading(
             type(self.dataset).__name__,
             self._read_slice,

@@ -19,6 +19,7 @@ from libai.data.errors import DataError
 from libai.data.token_files import FORMAT, is_complete, write_token_files
 from libai.data.tokenizers import find_tokenizer, read_text
 from libai.data.windows import TokenDataset
+from libai.utils.sizes import check_range
 
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 
@@ -54,11 +55,7 @@ def build_text_dataset(
     files to split, or conflicting options.
     """
     documents = _matching_files(files)
-    if not 0 <= validation_fraction < 1:
-        raise DataError(
-            f"validation_fraction={validation_fraction} is not a fraction of the files: use 0 <= "
-            "fraction < 1."
-        )
+    check_range("0 <= x < 1", DataError, validation_fraction=validation_fraction)
     options = {
         "tokenizer": tokenizer,
         "vocab_size": vocab_size,

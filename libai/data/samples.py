@@ -12,6 +12,7 @@ import numpy as np
 from libai.data.datasets import Batch, BatchDataset, read_rows
 from libai.data.errors import DataError
 from libai.data.sampling import SampleRandom
+from libai.utils.sizes import check_range
 
 
 class MaskedTokens(BatchDataset):
@@ -45,17 +46,11 @@ class MaskedTokens(BatchDataset):
         vocab_size: int | None = None,
         special_tokens: Sequence[int] = (),
     ):
-        if not 0.0 < mask_prob < 1.0:
-            raise DataError(
-                f"mask_prob={mask_prob} is not a fraction of positions. Choose a number between 0 "
-                "and 1, such as 0.15."
-            )
-        self.dataset, self.mask_token, self.mask_prob, self.seed = (
-            dataset,
-            mask_token,
-            mask_prob,
-            seed,
-        )
+        check_range("0 < x < 1", DataError, mask_prob=mask_prob)
+        self.dataset = dataset
+        self.mask_token = mask_token
+        self.mask_prob = mask_prob
+        self.seed = seed
         self.ignore_index = ignore_index
         self.vocab_size = mask_token if vocab_size is None else vocab_size
         self.special_tokens = list(special_tokens)
@@ -123,11 +118,8 @@ class SentenceOrder(BatchDataset):
         end_of_document: int | None = None,
         seed: int = 0,
     ):
-        if sequence_length < 5:
-            raise DataError(
-                f"sequence_length={sequence_length}: two segments and three special tokens need "
-                "at least 5."
-            )
+        # two segments and three special tokens
+        check_range("5 <= x < inf", DataError, sequence_length=sequence_length)
         self.dataset, self.sequence_length, self.seed = dataset, sequence_length, seed
         self._special = (cls_token, sep_token, pad_token)
         ends: np.ndarray = np.asarray(dataset.offsets[1:]) - (end_of_document is not None)
@@ -215,11 +207,8 @@ class SpanCorruption(BatchDataset):
         mean_span: float = 3.0,
         seed: int = 0,
     ):
-        if not 0.0 < noise_share < 1.0 or mean_span < 1.0:
-            raise DataError(
-                f"noise_share={noise_share}, mean_span={mean_span}: the first is a fraction "
-                "between 0 and 1, such as 0.15, and the second a length of at least 1."
-            )
+        check_range("0 < x < 1", DataError, noise_share=noise_share)
+        check_range("1 <= x < inf", DataError, mean_span=mean_span)
         self.dataset = dataset
         self.last_sentinel, self.first_sentinel = last_sentinel, first_sentinel
         self.end_token, self.seed = end_token, seed

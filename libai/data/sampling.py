@@ -14,6 +14,7 @@ import numpy as np
 
 from libai.data.errors import DataError
 from libai.utils.seeding import GOLDEN, mix_bits
+from libai.utils.sizes import check_range, check_sizes
 
 
 class SampleStream:
@@ -27,10 +28,7 @@ class SampleStream:
     def __init__(self, num_samples: int, *, seed: int = 0, shuffle: bool = True):
         if num_samples < 1:
             raise DataError("the dataset is empty (len 0): check its path and split.")
-        if seed < 0:
-            raise DataError(
-                f"seed={seed} is negative: the seed of the sample order must be 0 or more."
-            )
+        check_range("0 <= x < inf", DataError, seed=seed)
         self.num_samples = num_samples
         self.seed = seed
         self.shuffle = shuffle
@@ -97,16 +95,8 @@ class DataLayout:
     num_data_ranks: int = 1
 
     def __post_init__(self) -> None:
-        if self.micro_batch_size < 1:
-            raise DataError(
-                f"micro_batch_size={self.micro_batch_size}: a micro-batch needs at least one "
-                "sample."
-            )
-        if not 0 <= self.data_rank < self.num_data_ranks:
-            raise DataError(
-                f"data_rank={self.data_rank} is not one of the {self.num_data_ranks} "
-                "data-parallel rank(s): it must be 0 <= data_rank < num_data_ranks."
-            )
+        check_sizes(DataError, micro_batch_size=self.micro_batch_size)
+        check_range(f"0 <= x < {self.num_data_ranks}", DataError, data_rank=self.data_rank)
 
     @property
     def samples_per_step(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from libai.data.cache import default_cache_dir
 from libai.data.errors import DataError, describe_folder
 from libai.data.sampling import SampleRandom
+from libai.utils.sizes import check_known, check_range
 
 #: per-channel mean and standard deviation of ImageNet's training pixels
 MEAN = (0.485, 0.456, 0.406)
@@ -151,7 +151,7 @@ class DigitsDataset(ImagesInMemory):
         with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
             pixels, labels = arrays["images"], arrays["labels"]
         splits = stratified_split(labels, validation_fraction, seed)
-        _check_known("split", split, splits)
+        check_known("split", split, splits, DataError)
         self.indices = splits[split]
         self.images = (pixels[self.indices] / 16).astype(np.float32)[:, None]
         self.labels = labels[self.indices].astype(np.int64)
@@ -230,9 +230,9 @@ class CifarDataset(ImagesInMemory):
         split: str = "train",
         augment: bool = False,
     ):
-        _check_known("name", name, _CIFAR)
+        check_known("name", name, _CIFAR, DataError)
         self.num_classes, folder, label_bytes, files, mean, std = _CIFAR[name]
-        _check_known("split", split, files)
+        check_known("split", split, files, DataError)
         root = _data_folder(path)
         root = root / folder if (root / folder).is_dir() else root
         rows = np.concatenate([_read_cifar(root / file, label_bytes) for file in files[split]])
@@ -288,7 +288,7 @@ class MnistDataset(ImagesInMemory):
     def __init__(
         self, path: str | os.PathLike | None = None, *, split: str = "train", augment: bool = False
     ):
-        _check_known("split", split, _MNIST)
+        check_known("split", split, _MNIST, DataError)
         root = _data_folder(path)
         self.images = _read_idx(root, f"{_MNIST[split]}-images-idx3-ubyte")[:, None]
         self.labels = _read_idx(root, f"{_MNIST[split]}-labels-idx1-ubyte").astype(np.int64)
@@ -351,11 +351,7 @@ class ImageFolderDataset:
         augment: bool = False,
         min_area: float = 0.08,
     ):
-        if not 0 < min_area <= 1:
-            raise DataError(
-                f"min_area={min_area} is a fraction of the image: use a number above 0 and at "
-                "most 1."
-            )
+        check_range("0 < x <= 1", DataError, min_area=min_area)
         root = Path(path).expanduser()
         self.classes = (
             sorted(folder.name for folder in root.iterdir() if folder.is_dir())
@@ -450,8 +446,3 @@ def import_pillow() -> Any:
 
 def _data_folder(path: str | os.PathLike | None) -> Path:
     return default_cache_dir() if path is None else Path(path).expanduser()
-
-
-def _check_known(argument: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise DataError(f"{argument}={value!r} is unknown: use one of {sorted(known)}.")

@@ -15,6 +15,7 @@ import numpy as np
 from libai.data.errors import DataError
 from libai.data.token_files import open_split, read_index
 from libai.data.tokenizers import Tokenizer, load_tokenizer
+from libai.utils.sizes import check_known, check_range, check_sizes
 
 #: header of Megatron-LM's index: magic number, version, integer type, number of sequences, number
 #: of documents
@@ -40,8 +41,7 @@ class TokenWindows:
     """
 
     def __init__(self, tokens: np.ndarray, offsets: np.ndarray, sequence_length: int, name: str):
-        if sequence_length < 1:
-            raise DataError(f"sequence_length={sequence_length} must be at least 1.")
+        check_sizes(DataError, sequence_length=sequence_length)
         if len(tokens) <= sequence_length:
             raise DataError(
                 f"sequence_length={sequence_length} needs windows of {sequence_length + 1} "
@@ -112,12 +112,8 @@ class MegatronDataset(TokenWindows):
         vocab_size: int | None = None,
     ):
         self.path = Path(str(Path(path).expanduser()).removesuffix(".bin").removesuffix(".idx"))
-        if split not in ("train", "validation") or not 0 <= validation_fraction < 1:
-            raise DataError(
-                f"split={split!r}, validation_fraction={validation_fraction}: the split must be "
-                "train or validation, and the fraction of documents for validation must be at "
-                "least 0 and below 1."
-            )
+        check_known("split", split, ("train", "validation"), DataError)
+        check_range("0 <= x < 1", DataError, validation_fraction=validation_fraction)
         self.vocab_size = vocab_size
         tokens, offsets = read_megatron(self.path)
         first = len(offsets) - 1 - round(validation_fraction * (len(offsets) - 1))

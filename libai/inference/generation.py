@@ -15,6 +15,7 @@ from libai.inference.decoders import Decoder
 from libai.inference.native_decoder import NativeDecoder, can_decode
 from libai.parallel import Layout, LocalLayout, Mesh
 from libai.utils.errors import UserError
+from libai.utils.sizes import check_range, check_sizes
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,10 @@ class GenerationOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        bounds = {
-            "max_new_tokens": 1,
-            "num_beams": 1,
-            "temperature": 0.0,
-            "top_k": 0,
-            "length_penalty": -100,
-            "seed": 0,
-        }
-        for name, least in bounds.items():
-            if not least <= getattr(self, name) < np.inf:
-                raise UserError(
-                    f"{name}={getattr(self, name)!r}: it must be at least {least} and finite."
-                )
-        if not 0.0 < self.top_p <= 1.0:
-            raise UserError(
-                f"top_p={self.top_p!r} is a probability: it must be above 0 and at most 1."
-            )
+        check_sizes(max_new_tokens=self.max_new_tokens, num_beams=self.num_beams)
+        check_range("0 <= x < inf", temperature=self.temperature, top_k=self.top_k, seed=self.seed)
+        check_range("-100 <= x < inf", length_penalty=self.length_penalty)
+        check_range("0 < x <= 1", top_p=self.top_p)
         if self.num_beams > 1 and self.temperature > 0:
             raise UserError(
                 f"num_beams={self.num_beams} means beam search, but "

@@ -15,6 +15,7 @@ import numpy as np
 import oneflow as flow
 
 from libai.utils.errors import UserError
+from libai.utils.sizes import check_known, check_range
 
 #: cosines and sines of the angles, each (length, head_size / 2) or (batch, 1, length, head_size /
 #: 2)
@@ -86,18 +87,11 @@ def rotary_frequencies(
     kind = dict(scaling or {}).get("rope_type", "default")
     if kind == "default":
         return frequencies
-    if kind not in ("linear", "llama3"):
-        raise UserError(
-            f'rotary scaling of rope_type="{kind}" is unknown. Use "default", "linear" or "llama3".'
-        )
+    check_known("rotary_scaling.rope_type", kind, ("default", "linear", "llama3"))
     assert scaling is not None
     needed = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
     for name in needed[: 1 if kind == "linear" else None]:
-        if not isinstance(scaling.get(name), (int, float)) or scaling[name] <= 0:
-            raise UserError(
-                f'rotary scaling of rope_type="{kind}" has {name}={scaling.get(name)!r}, not a '
-                "number > 0."
-            )
+        check_range("0 < x < inf", **{f"rotary_scaling.{name}": scaling.get(name)})
     if kind == "linear":
         return frequencies / np.float32(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])

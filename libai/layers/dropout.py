@@ -11,7 +11,7 @@ import oneflow as flow
 from libai.layers.random import SeededLayer, dropout_mask, random_int32
 from libai.native.kernels import are_kernels_on
 from libai.patches.table import is_on
-from libai.utils.errors import UserError
+from libai.utils.sizes import check_range
 from libai.utils.tensors import is_on_cpu
 
 
@@ -20,11 +20,7 @@ class _Dropping(SeededLayer):
 
     def __init__(self, p: float):
         super().__init__()
-        if not 0.0 <= p <= 1.0:
-            raise UserError(
-                f"{type(self).__name__}(p={p}): p is the probability of dropping an element and "
-                f"must be between 0 and 1. Nearest: {min(max(p, 0.0), 1.0)}."
-            )
+        check_range("0 <= x <= 1", **{f"{type(self).__name__}.p": p})
         self.p = float(p)
 
     @property

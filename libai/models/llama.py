@@ -28,7 +28,7 @@ from libai.models.blocks.transformer import (
     padding_mask,
     plan_of_blocks,
 )
-from libai.utils.sizes import check_rate, check_sizes
+from libai.utils.sizes import check_range, check_sizes
 
 _SPLIT = {**ATTENTION_SPLIT, "mlp.gate.weight": 0, "mlp.up.weight": 0, "mlp.down.weight": 1}
 _MLP_BIAS_SPLIT = {"mlp.gate.bias": 0, "mlp.up.bias": 0}
@@ -74,7 +74,7 @@ class Llama(LanguageModel):
         super().__init__()
         check_sizes(vocab_size=vocab_size, max_seq_length=max_seq_length, hidden_size=hidden_size)
         check_sizes(num_layers=num_layers, num_heads=num_heads, inner_size=inner_size)
-        check_rate(rotary_base=rotary_base, norm_eps=norm_eps)
+        check_range("0 < x < inf", rotary_base=rotary_base, norm_eps=norm_eps)
         self.ignore_index = ignore_index
         self.max_seq_length = max_seq_length
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)

@@ -13,7 +13,7 @@ from libai.layers import DropPath
 from libai.models.blocks.init import fan_in_std, init_weights
 from libai.models.blocks.patches import PatchClassifier
 from libai.models.blocks.transformer import MLP_SPLIT, RESIDUAL_PROJECTIONS, MLPBlock
-from libai.utils.sizes import check_rate, check_sizes
+from libai.utils.sizes import check_range, check_sizes
 
 
 class Affine(nn.Module):
@@ -101,7 +101,7 @@ class ResMLP(PatchClassifier):
     ):
         super().__init__(image_size, patch_size, num_channels, num_classes, hidden_size)
         check_sizes(num_layers=num_layers)
-        check_rate(mlp_ratio=mlp_ratio)
+        check_range("0 < x < inf", mlp_ratio=mlp_ratio)
         sizes = (
             (image_size // patch_size) ** 2,
             hidden_size,

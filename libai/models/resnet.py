@@ -10,8 +10,7 @@ from oneflow import nn
 
 from libai.models.blocks.init import he_std, init_weights
 from libai.models.blocks.outputs import classification_outputs
-from libai.utils.errors import UserError
-from libai.utils.sizes import check_sizes
+from libai.utils.sizes import check_known, check_sizes
 
 
 def _shortcut(num_in: int, num_out: int, stride: int) -> nn.Module:
@@ -73,22 +72,19 @@ class ResNet(nn.Module):
             width=width,
             blocks_per_stage=blocks_per_stage,
         )
+        check_known("stem", stem, ("imagenet", "cifar"))
         if stem == "cifar":
             self.stem = nn.Sequential(
                 nn.Conv2d(num_channels, width, 3, 1, 1, bias=False),
                 nn.BatchNorm2d(width),
                 nn.ReLU(),
             )
-        elif stem == "imagenet":
+        else:
             self.stem = nn.Sequential(
                 nn.Conv2d(num_channels, width, 7, 2, 3, bias=False),
                 nn.BatchNorm2d(width),
                 nn.ReLU(),
                 nn.MaxPool2d(3, 2, 1),
-            )
-        else:
-            raise UserError(
-                f'stem="{stem}" is unknown. Use "imagenet" (7x7 and pooling) or "cifar" (3x3).'
             )
         self.blocks = nn.ModuleList()
         num_in = width

@@ -30,7 +30,7 @@ from libai.models.blocks.transformer import (
     plan_of_blocks,
 )
 from libai.utils.errors import UserError
-from libai.utils.sizes import check_rate, check_sizes
+from libai.utils.sizes import check_range, check_sizes
 
 _ENCODER_SPLIT = {**ATTENTION_SPLIT, "mlp.up.weight": 0, "mlp.down.weight": 1}
 _CROSS_SPLIT = {f"cross_{name}": axis for name, axis in ATTENTION_SPLIT.items()}
@@ -133,7 +133,7 @@ class T5Encoder(nn.Module):
         super().__init__()
         check_sizes(vocab_size=vocab_size, max_seq_length=max_seq_length, hidden_size=hidden_size)
         check_sizes(num_layers=num_layers, num_heads=num_heads, inner_size=inner_size)
-        check_rate(norm_eps=norm_eps)
+        check_range("0 < x < inf", norm_eps=norm_eps)
         self.num_encoder_layers = num_layers
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.embedding_dropout = Dropout(dropout)

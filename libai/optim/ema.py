@@ -12,7 +12,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.optim.state import like_parameter
-from libai.utils.errors import UserError
+from libai.utils.sizes import check_range
 
 
 class WeightAverage:
@@ -28,11 +28,7 @@ class WeightAverage:
     """
 
     def __init__(self, decay: float = 0.9999):
-        if not 0 <= decay < 1:
-            raise UserError(
-                f"the decay of averaged weights is {decay!r}; it must be >= 0 and < 1, such as "
-                "0.999."
-            )
+        check_range("0 <= x < 1", decay=decay)
         self._decay = decay
         self.updates = 0
         self.tensors: dict[str, flow.Tensor] = {}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from libai.scheduler.factor_lr import FactorLR, require_range
 from libai.scheduler.schedules import Schedule
 from libai.scheduler.state import initial_lrs
 from libai.utils.errors import UserError
+from libai.utils.sizes import check_known, check_range, check_sizes
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ def _build(
     """Return the schedule bound to `optimizer`, after a validated warm-up and constant within
     epochs if requested.
     """
-    _require_one_of("by", by, ("iter", "epoch"))
-    _require_one_of("warmup_method", warmup_method, ("linear", "constant"))
+    check_known("by", by, ("iter", "epoch"))
+    check_known("warmup_method", warmup_method, ("linear", "constant"))
     unit = _epoch(iters_per_epoch, "by='epoch'") if by == "epoch" else 1
     if max_epoch is not None:
         max_iter = schedules.first_iter(
@@ -107,16 +108,15 @@ def _build(
         warmup_iter = schedules.first_iter(
             warmup_epoch, _epoch(iters_per_epoch, f"warmup_epoch={warmup_epoch:g}")
         )
-    if not 0 <= warmup_iter <= _positive("max_iter", max_iter):
+    check_sizes(max_iter=max_iter)
+    if not 0 <= warmup_iter <= max_iter:
         raise UserError(
             f"The warm-up of {warmup_iter} iterations does not fit into the run of {max_iter} "
             f"(max_iter). Choose warmup_iter (or train.warmup_ratio) between 0 and {max_iter} "
             "iterations."
         )
-    if warmup_factor < 0:  # checked even without a warm-up, when it has no effect
-        raise UserError(
-            f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more."
-        )
+    # checked even without a warm-up, when it has no effect
+    check_range("0 <= x < inf", warmup_factor=warmup_factor)
     schedule = shape(_Run(optimizer, max_iter, unit))
     if by == "epoch":
         schedule = schedules.held_per_epoch(schedule, unit)
@@ -171,7 +171,8 @@ def WarmupStepLR(run: _Run, step_size: int, gamma: float = 0.1) -> Schedule:
     """Return a schedule that multiplies the learning rate by `gamma` every `step_size` iterations
     (or epochs).
     """
-    return schedules.every_step(_positive("step_size", step_size), gamma, run.unit)
+    check_sizes(step_size=step_size)
+    return schedules.every_step(step_size, gamma, run.unit)
 
 
 @_with_warmup
@@ -213,14 +214,3 @@ def _epoch(iters_per_epoch: float | None, asked: str) -> float:
             "samples_per_epoch), or count iterations."
         )
     return iters_per_epoch
-
-
-def _require_one_of(name: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise UserError(f"{name}={value!r} is unknown. Use {' or '.join(map(repr, known))}.")
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise UserError(f"{name}={value} is a number of iterations (or epochs): use 1 or more.")
-    return value

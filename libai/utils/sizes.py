@@ -7,12 +7,14 @@ OneFlow 0.9.0 ends the process (SIGABRT) if a layer is initialized with a negati
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from libai.utils.errors import UserError
 
 T = TypeVar("T")
+_ORDERS = {"<": operator.lt, "<=": operator.le}
 
 
 def is_size(value: Any) -> bool:
@@ -24,8 +26,8 @@ def is_size(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def check_sizes(**sizes: Any) -> None:
-    """Raise `UserError` for the first invalid size. Each size is a number or a list of numbers."""
+def check_sizes(error: type[UserError] = UserError, /, **sizes: Any) -> None:
+    """Raise `error` for the first invalid size. Each size is a number or a list of numbers."""
     for name, value in sizes.items():
         is_list = isinstance(value, (list, tuple))
         if not all(map(is_size, value)) if is_list else not is_size(value):
@@ -34,18 +36,32 @@ def check_sizes(**sizes: Any) -> None:
                 if is_list
                 else "a size must be a whole number >= 1"
             )
-            raise UserError(f"{name}={list(value) if is_list else value!r}: {wanted}.")
+            raise error(f"{name}={list(value) if is_list else value!r}: {wanted}.")
 
 
-def check_rate(**rates: Any) -> None:
-    """Raise `UserError` for the first rate that is not a finite number above 0."""
-    for name, value in rates.items():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not 0 < value < float("inf")
-        ):
-            raise UserError(f"{name}={value!r}: it must be a number > 0.")
+def check_range(allowed: str, error: type[UserError] = UserError, /, **values: Any) -> None:
+    """Raise `error` for the first value that is not a number in the range `allowed`.
+
+    >>> check_range("0 <= x < 1", decay=0.9)
+    >>> check_range("0 <= x < 1", decay=1.5)
+    Traceback (most recent call last):
+        ...
+    libai.utils.errors.UserError: decay=1.5: it must be a number with 0 <= decay < 1.
+    """
+    low, above, _, below, high = allowed.split()
+    for name, value in values.items():
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if is_number and _ORDERS[above](float(low), value) and _ORDERS[below](value, float(high)):
+            continue
+        raise error(f"{name}={value!r}: it must be a number with {allowed.replace('x', name)}.")
+
+
+def check_known(
+    name: str, value: Any, known: Iterable[Any], error: type[UserError] = UserError
+) -> None:
+    """Raise `error` if `value` is not one of the `known` values of the argument `name`."""
+    if value not in known:
+        raise error(f"{name}={value!r} is unknown. Use {' or '.join(map(repr, known))}.")
 
 
 def available_bytes() -> int | None:

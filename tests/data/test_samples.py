@@ -48,7 +48,7 @@ def test_pairs_are_two_parts_of_one_document_in_one_of_two_orders(windows):
 def test_an_end_of_document_token_is_left_out(windows):
     tokens = pairs(windows, end_of_document=STOP).get_batch(np.arange(12))["input_ids"]
     assert not np.isin(windows.tokens[np.cumsum(LENGTHS) - 1], tokens).any()
-    with pytest.raises(DataError, match="two segments and three special tokens need at least 5"):
+    with pytest.raises(DataError, match="5 <= sequence_length"):
         SentenceOrder(windows, 4, cls_token=CLS, sep_token=SEP, pad_token=PAD)
 
 

@@ -52,8 +52,8 @@ def test_a_visit_has_other_spans_of_the_same_texts():
     "change, message",
     [
         ({"first_sentinel": 1030}, "60 tokens have 3 masked spans, but there are only 2 sentinels"),
-        ({"noise_share": 1.5}, "noise_share=1.5.*between 0 and 1"),
-        ({"mean_span": 0.5}, "mean_span=0.5.*at least 1"),
+        ({"noise_share": 1.5}, "noise_share=1.5.*0 < noise_share < 1"),
+        ({"mean_span": 0.5}, "mean_span=0.5.*1 <= mean_span"),
     ],
 )
 def test_what_cannot_be_is_refused(change, message):

@@ -69,7 +69,7 @@ def test_changed_files_and_options_are_prepared_anew(corpus, cache):
         ({"tokenizer": "words"}, "tokenizer='words' is neither"),
         ({"tokenizer": "bpe"}, "add vocab_size"),
         ({"vocab_size": 1000}, "always has 257 tokens"),
-        ({"validation_fraction": 1.0}, "not a fraction"),
+        ({"validation_fraction": 1.0}, "0 <= validation_fraction < 1"),
         ({"files": "0.txt"}, r"1 different, non-empty file\(s\) leaves none for training"),
     ],
 )

@@ -56,7 +56,7 @@ def changed(name, folder, **settings):
         (
             "llama",
             {"rope_parameters": {"rope_type": "linear"}},
-            'rope_type="linear" has factor=None',
+            "rotary_scaling.factor=None",
         ),
         (
             "llama",
@@ -80,7 +80,7 @@ def changed(name, folder, **settings):
             "'Gemma', .*it supports .*GPT2LMHeadModel",
         ),
         ("gpt2", {"activation_function": "mish"}, "activation 'mish'"),
-        ("llama3", {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type="yarn" is unknown'),
+        ("llama3", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn' is unknown"),
         (
             "bert_classifier",
             {"problem_type": "multi_label_classification"},

@@ -163,10 +163,10 @@ def test_beams_end_as_those_of_transformers():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"top_p": 0.0}, "top_p=0.0 is a probability"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0: it must be at least 1"),
+        ({"top_p": 0.0}, "top_p=0.0.*0 < top_p <= 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0.*>= 1"),
         ({"temperature": float("inf")}, "temperature=inf"),
-        ({"seed": -1}, "seed=-1: it must be at least 0"),
+        ({"seed": -1}, "seed=-1.*0 <= seed"),
         ({"length_penalty": float("nan")}, "length_penalty=nan"),
         (
             {"num_beams": 3, "temperature": 1.0},

@@ -125,7 +125,7 @@ def test_groups_keep_their_own_rates():
             {"warmup_iter": 41},
             "warm-up of 41 iterations does not fit into the run of 40",
         ),
-        (WarmupCosineLR, {"warmup_factor": -0.1}, "would make the learning rate negative"),
+        (WarmupCosineLR, {"warmup_factor": -0.1}, "warmup_factor=-0.1.*0 <= warmup_factor"),
         (WarmupCosineLR, {"by": "step"}, "by='step' is unknown"),
         (WarmupCosineLR, {"by": "epoch"}, "iters_per_epoch=None"),
         (WarmupStepLR, {"step_size": 0}, "step_size=0"),

@@ -17,7 +17,7 @@ from oneflow.nn import functional as F
 from libai.layers import Dropout, DropPath, causal_mask, rotate, scaled_dot_product_attention
 from libai.layers.attention import Rotation
 from libai.utils.errors import UserError
-from libai.utils.sizes import check_rate, check_sizes
+from libai.utils.sizes import check_known, check_range, check_sizes
 
 #: weight -> axis that tensor parallelism splits, relative to a block. Column-parallel layers split
 #: the outputs, which are axis 0 of the (out, in) weights and of the biases. The row-parallel layer
@@ -51,7 +51,7 @@ def plan_of_blocks(blocks: str, split: Mapping[str, int] = BLOCK_SPLIT) -> dict[
 def check_transformer(hidden_size: int, num_layers: int, num_heads: int, mlp_ratio: float) -> None:
     """Raise `UserError` for block sizes that are impossible for a transformer."""
     check_sizes(hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads)
-    check_rate(mlp_ratio=mlp_ratio)
+    check_range("0 < x < inf", mlp_ratio=mlp_ratio)
     if int(hidden_size * mlp_ratio) < 1:
         raise UserError(
             f"mlp_ratio={mlp_ratio} of hidden_size={hidden_size} gives no hidden units. Raise one "
@@ -183,8 +183,7 @@ ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": GELUTanh, "relu": nn.ReLU, "silu": 
 
 def activation_module(name: str) -> nn.Module:
     """Return a new module of `ACTIVATIONS` by name. Raises `UserError` for an unknown name."""
-    if name not in ACTIVATIONS:
-        raise UserError(f'activation="{name}" is unknown. Use one of {", ".join(ACTIVATIONS)}.')
+    check_known("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]()
 
 

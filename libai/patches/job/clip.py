@@ -46,9 +46,7 @@ def join_clip_norms(job: JobEdit) -> None:
     job.redirect(result_of(first), result_of(total))
     job.remove(first.name)
     for chain in chains[1:]:
-        job.redirect(
-            result_of(chain[0]), result_of(coefficients[0])
-        )
+        job.redirect(result_of(chain[0]), result_of(coefficients[0]))
         for op in chain:
             job.remove(op.name)
 

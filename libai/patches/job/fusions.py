@@ -108,9 +108,7 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> None:
         inputs = {}
         for argument in first.input_order:
             among = updates if argument in _OF_PARAMETERS else updates[:1]
-            inputs[renamed.get(argument, argument)] = [
-                source_of(op, argument) for op in among
-            ]
+            inputs[renamed.get(argument, argument)] = [source_of(op, argument) for op in among]
         joined = job.append(updates[0], f"System-JoinedUpdates-{number}", kind, inputs)
         for name, value in first.attr.items():
             joined.user_conf.attr[name].CopyFrom(value)

@@ -26,7 +26,6 @@ from libai.launch.requirements import (
 )
 from libai.native import kernels, layer_norm
 from libai.patches import openblas
-from libai.patches.local_operations import repair_operations
 from libai.patches.table import explain_other_version, is_on
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import (
@@ -203,7 +202,9 @@ def _take_back_ctrl_c() -> None:
 def _apply_patches() -> None:
     if (text := explain_other_version()) is not None:
         raise OneFlowImportError(text)
-    from libai.patches.gradients import repair_gradients  # imports oneflow
+    # these modules import oneflow
+    from libai.patches.gradients import repair_gradients
+    from libai.patches.local_operations import repair_operations
 
     repair_operations()
     repair_gradients()

@@ -24,6 +24,7 @@ from libai.patches.internals import release_memory
 from libai.patches.launch_race import close_launch_race
 from libai.patches.local_operations import hooks_of_parameter
 from libai.patches.table import is_on
+from libai.patches.wrapping import repaired
 from libai.utils.errors import GraphBuildError
 from libai.utils.rank_notes import without_harmless_lines
 from libai.utils.tensors import map_tensors, tensors_in
@@ -195,13 +196,15 @@ def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
     are the same tensor (`op_graph.cpp:150] Check failed`).
     """
 
-    @functools.wraps(operation)
-    def distinct(one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-        if one is other and isinstance(one, flow.Tensor) and one.is_lazy and one.is_global:
-            other = flow._C.identity(other)
-        return operation(one, other, *args, **kwargs)
+    return repaired(_distinct, operation)
 
-    return distinct
+
+def _distinct(
+    operation: Callable[..., Any], one: Any, other: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if one is other and isinstance(one, flow.Tensor) and one.is_lazy and one.is_global:
+        other = flow._C.identity(other)
+    return operation(one, other, *args, **kwargs)
 
 
 _OF_TWO = [

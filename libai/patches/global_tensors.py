@@ -21,7 +21,7 @@ from oneflow.nn import functional
 from oneflow.nn.modules.rnn import RNNBase
 
 from libai.patches.internals import is_tracing
-from libai.patches.wrapping import replaced, wrap_forward
+from libai.patches.wrapping import repair, repaired, replaced, wrap_forward
 from libai.utils.tensors import map_tensors, replicated, tensors_in
 
 # `flow.stack` is the worst case, because it silently trains a different model: in eager mode its
@@ -31,15 +31,12 @@ from libai.utils.tensors import map_tensors, replicated, tensors_in
 @functools.cache
 def repair_global_operations() -> None:
     """Replace the operations that are wrong for global tensors, in the whole process."""
-    index_with_all_ranks()
-    for name, replacement in _REPLACEMENTS.items():
-        for owner in (flow, flow._C, functional):
-            if hasattr(owner, name):
-                setattr(owner, name, _for_global_tensors(getattr(owner, name), replacement))
+    repair(flow.Tensor, {"__getitem__": _with_full_indices})
+    repair(flow, {"gather_nd": _with_full_indices})
+    for owner in (flow, flow._C, functional):
+        repair(owner, _of_global_tensors(_FUNCTION_REPAIRS))
     # the tensor methods of the other operations call these functions
-    flow.Tensor.median = _for_global_tensors(flow.Tensor.median, _median)
-    flow.Tensor.clamp_ = _for_global_tensors(flow.Tensor.clamp_, _like)
-    flow.Tensor.new_tensor = _for_global_tensors(flow.Tensor.new_tensor, _new_tensor)
+    repair(flow.Tensor, _of_global_tensors(_METHOD_REPAIRS))
 
 
 @contextmanager
@@ -68,16 +65,15 @@ def _empty(*size: Any, **kwargs: Any) -> flow.Tensor:
 _SOURCES = ((flow, "eye", _eye), (flow, "from_numpy", flow.tensor), (flow, "empty", _empty))
 
 
-def _for_global_tensors(
-    operation: Callable[..., Any], replacement: Callable[..., Any]
-) -> Callable[..., Any]:
-    @functools.wraps(operation)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        if any(tensor.is_global for tensor in tensors_in((args, kwargs))):
-            return replacement(operation, *args, **kwargs)
-        return operation(*args, **kwargs)
+def _of_global_tensors(repairs: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Return `repairs` that leave calls without a global tensor as they are."""
+    return {name: functools.partial(_call, new) for name, new in repairs.items()}
 
-    return chosen
+
+def _call(new: Callable[..., Any], operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if any(tensor.is_global for tensor in tensors_in((args, kwargs))):
+        return new(operation, *args, **kwargs)
+    return operation(*args, **kwargs)
 
 
 def _stack(_: object, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
@@ -175,7 +171,12 @@ def _new_tensor(
     return operation(self, data, *args, **kwargs)
 
 
-_REPLACEMENTS: dict[str, Callable[..., Any]] = {
+_METHOD_REPAIRS: dict[str, Callable[..., Any]] = {
+    "median": _median,
+    "clamp_": _like,
+    "new_tensor": _new_tensor,
+}
+_FUNCTION_REPAIRS: dict[str, Callable[..., Any]] = {
     "stack": _stack,
     "zeros_like": _like,
     "ones_like": _like,
@@ -240,25 +241,13 @@ def _initial_state(module: Any, data: flow.Tensor) -> Any:
 # and arrays of indices to local tensors, which do not work with a global tensor.
 
 
-@functools.cache
-def index_with_all_ranks() -> None:
-    """Replicate global integer index tensors on every rank before indexing from now on, for the
-    whole process.
-    """
-    flow.Tensor.__getitem__ = _with_full_indices(flow.Tensor.__getitem__)
-    flow.gather_nd = _with_full_indices(flow.gather_nd)
-
-
-def _with_full_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(operation)
-    def indexed(tensor: flow.Tensor, index: Any) -> Any:
-        if isinstance(index, list) and any(isinstance(one, list) for one in index):
-            index = tuple(index)  # one list for each axis
-        if isinstance(index, tuple):
-            return operation(tensor, tuple(_index_in_full(one, tensor) for one in index))
-        return operation(tensor, _index_in_full(index, tensor))
-
-    return indexed
+def _with_full_indices(operation: Callable[..., Any], tensor: flow.Tensor, index: Any) -> Any:
+    """Replicate global integer index tensors on every rank before indexing."""
+    if isinstance(index, list) and any(isinstance(one, list) for one in index):
+        index = tuple(index)  # one list for each axis
+    if isinstance(index, tuple):
+        return operation(tensor, tuple(_index_in_full(one, tensor) for one in index))
+    return operation(tensor, _index_in_full(index, tensor))
 
 
 def _index_in_full(index: Any, indexed: flow.Tensor) -> Any:
@@ -292,24 +281,23 @@ def repair_assignments() -> None:
     The backward pass of OneFlow 0.9.0 ignores `h[:, indices] = value`, with indices next to slices
     or numbers, and `h[None, 0] = value`. Both are repaired too.
     """
-    assign = flow.Tensor.__setitem__
+    repair(flow.Tensor, {"__setitem__": _assign})
 
-    @functools.wraps(assign)
-    def assigned(tensor: flow.Tensor, index: Any, value: Any) -> None:
-        parts = index if isinstance(index, tuple) else (index,)
-        are_indices = {isinstance(part, flow.Tensor | list | np.ndarray) for part in parts}
-        has_gradient = tensor.requires_grad or getattr(value, "requires_grad", False)
-        is_new_axis = any(part is None for part in parts)
-        is_mixed = len(are_indices) == 2 or is_new_axis
-        is_unseen = has_gradient and flow.is_grad_enabled() and is_mixed
-        # an assignment to a mask ends the process (SIGSEGV) for global tensors of a pipeline stage
-        is_replaced = is_unseen or is_tracing() or tensor.is_global
-        is_special = True in are_indices or is_new_axis
-        if is_special and is_replaced and not isinstance(value, list | np.ndarray):
-            index, value = ..., _assigned(tensor, index, value)
-        assign(tensor, index, value)
 
-    flow.Tensor.__setitem__ = assigned
+def _assign(operation: Callable[..., Any], tensor: flow.Tensor, index: Any, value: Any) -> None:
+    parts = index if isinstance(index, tuple) else (index,)
+    are_indices = {isinstance(part, flow.Tensor | list | np.ndarray) for part in parts}
+    has_gradient = tensor.requires_grad or getattr(value, "requires_grad", False)
+    is_new_axis = any(part is None for part in parts)
+    is_mixed = len(are_indices) == 2 or is_new_axis
+    is_unseen = has_gradient and flow.is_grad_enabled() and is_mixed
+    # an assignment to a mask ends the process (SIGSEGV) for global tensors of a pipeline stage
+    is_replaced = is_unseen or is_tracing() or tensor.is_global
+    is_special = True in are_indices or is_new_axis
+    if is_special and is_replaced and not isinstance(value, list | np.ndarray):
+        value = _assigned(tensor, index, value)
+        index = ...
+    operation(tensor, index, value)
 
 
 def _assigned(tensor: flow.Tensor, index: Any, value: Any) -> flow.Tensor:
@@ -363,24 +351,19 @@ def stages_meet(stages: Sequence[Any]) -> AbstractContextManager[None]:
     targets = [(flow.Tensor, name) for name in (*names, *_FUNCTIONS)] + [
         (flow, name) for name in _FUNCTIONS
     ]
+    joined = functools.partial(_joined, stages)
     present = [(owner, name, vars(owner)[name]) for owner, name in targets if name in vars(owner)]
     return replaced(
-        *((owner, name, _joining(operation, stages)) for owner, name, operation in present)
+        *((owner, name, repaired(joined, operation)) for owner, name, operation in present)
     )
 
 
-def _joining(operation: Callable[..., Any], stages: Sequence[Any]) -> Callable[..., Any]:
-    def joined(*args: Any, **kwargs: Any) -> Any:
-        given = [
-            t for value in args for t in (value if isinstance(value, list | tuple) else (value,))
-        ]
-        placements = [t.placement for t in given if isinstance(t, flow.Tensor) and t.is_global]
-        if any(placement != placements[0] for placement in placements[1:]):
-            latest = max((i for i, stage in enumerate(stages) if stage in placements), default=0)
-            args = map_tensors(args, functools.partial(move_to, placement=stages[latest]))
-        return operation(*args, **kwargs)
-
-    return joined
+def _joined(stages: Sequence[Any], operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    placements = [tensor.placement for tensor in tensors_in(args) if tensor.is_global]
+    if any(placement != placements[0] for placement in placements[1:]):
+        latest = max((i for i, stage in enumerate(stages) if stage in placements), default=0)
+        args = map_tensors(args, functools.partial(move_to, placement=stages[latest]))
+    return operation(*args, **kwargs)
 
 
 def move_to(tensor: flow.Tensor, placement: Any) -> flow.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import oneflow as flow
 
+from libai.patches.wrapping import repair
 from libai.utils.errors import UserError
 
 #: log(2 pi) / 2
@@ -120,16 +121,6 @@ def repair_gradients() -> None:
     `UserError` for a product with a gradient. `h.zero_()`, `h.fill_(0)`, `h.copy_(s)` and `h *= h`
     pass on the gradients of `h[...] = value`.
     """
-    for owner in (flow, flow._C, flow.nn.functional, flow.Tensor):
-        repairs = _METHODS if owner is flow.Tensor else _FUNCTIONS
-        for name, repair in repairs.items():
-            if hasattr(owner, name):
-                setattr(owner, name, _repaired(repair, getattr(owner, name)))
-
-
-def _repaired(repair: Callable[..., Any], operation: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(operation)
-    def repaired(*args: Any, **kwargs: Any) -> Any:
-        return repair(operation, *args, **kwargs)
-
-    return repaired
+    for owner in (flow, flow._C, flow.nn.functional):
+        repair(owner, _FUNCTIONS)
+    repair(flow.Tensor, _METHODS)

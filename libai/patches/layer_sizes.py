@@ -7,18 +7,18 @@ would end the process without a Python exception.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
-from libai.patches.wrapping import replaced
+from libai.patches.wrapping import repaired, replaced
 from libai.utils.sizes import available_bytes, format_bytes, is_size
 
 #: name endings of layer arguments that are sizes; `proj_size` is excluded, because 0 means none
@@ -39,7 +39,8 @@ def checked_sizes() -> AbstractContextManager[None]:
     A bad size raises `ValueError`.
     """
     makers = [
-        (flow, name, _checked_maker(name, getattr(flow, name))) for name in (*_BY_LENGTHS, "full")
+        (flow, name, repaired(partial(_make_checked, name), getattr(flow, name)))
+        for name in (*_BY_LENGTHS, "full")
     ]
     return replaced((nn.Module, "__init__", _checked_init), *makers)
 
@@ -71,19 +72,15 @@ def _check(layer: str, given: Mapping[str, Any]) -> None:
     _check_memory(layer, num_weights)
 
 
-def _checked_maker(name: str, maker: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(maker)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        lengths = args[:1] if name == "full" else args
-        if lengths and isinstance(lengths[0], (list, tuple)):
-            lengths = tuple(lengths[0])
-        if all(isinstance(length, int) for length in lengths):
-            if min(lengths, default=0) < 0:
-                raise ValueError(f"flow.{name} needs lengths >= 0, found {list(lengths)}")
-            _check_memory(f"flow.{name} of {list(lengths)}", math.prod(lengths))
-        return maker(*args, **kwargs)
-
-    return checked
+def _make_checked(name: str, maker: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    lengths = args[:1] if name == "full" else args
+    if lengths and isinstance(lengths[0], (list, tuple)):
+        lengths = tuple(lengths[0])
+    if all(isinstance(length, int) for length in lengths):
+        if min(lengths, default=0) < 0:
+            raise ValueError(f"flow.{name} needs lengths >= 0, found {list(lengths)}")
+        _check_memory(f"flow.{name} of {list(lengths)}", math.prod(lengths))
+    return maker(*args, **kwargs)
 
 
 def _check_memory(what: str, num_elements: int) -> None:

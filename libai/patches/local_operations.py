@@ -9,6 +9,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import oneflow as flow
+from oneflow import nn
+
+from libai.patches.internals import is_tracing
+from libai.patches.wrapping import repair, repaired
 from libai.utils.errors import UserError
 
 
@@ -23,25 +28,18 @@ def repair_operations() -> None:
     accumulation, a gradient hook of a parameter gets the gradient of each micro-batch, as in eager
     mode, and not their sum. The `data` of a frozen parameter that had a hook can be set.
     """
-    import oneflow as flow
-
-    flow.empty = functools.wraps(flow.empty)(functools.partial(_empty, flow.empty))
-    diagonal = functools.partial(_diagonal, flow._C.diagonal)
-    flow.diagonal = functools.wraps(flow.diagonal)(diagonal)
-    flow.Tensor.diagonal = lambda self, *args, **kwargs: diagonal(self, *args, **kwargs)
-    flow.einsum = functools.wraps(flow.einsum)(functools.partial(_einsum, flow.einsum))
-    flow.Tensor.register_hook = functools.partialmethod(_register_hook, flow.Tensor.register_hook)
-    flow.Tensor.requires_grad_ = functools.partialmethod(
-        _set_requires_grad, flow.Tensor.requires_grad_
-    )
+    repair(flow, {"empty": _empty, "einsum": _einsum, "diagonal": _diagonal})
+    methods: dict[str, Callable[..., Any]] = {
+        "register_hook": _register_hook,
+        "requires_grad_": _set_requires_grad,
+    }
+    repair(flow.Tensor, {"diagonal": _diagonal, **methods})
     trained = flow.Tensor.requires_grad
-    flow.Tensor.requires_grad = property(
-        trained.__get__, lambda tensor, value: _set_requires_grad(tensor, trained.__set__, value)
-    )
+    setter = repaired(_set_requires_grad, trained.__set__)
+    flow.Tensor.requires_grad = property(trained.__get__, setter)
     data = flow.Tensor.data
-    flow.Tensor.data = property(
-        data.__get__, functools.partial(_set_data, data.__set__, trained.__set__)
-    )
+    setter = functools.partial(_set_data, data.__set__, trained.__set__)
+    flow.Tensor.data = property(data.__get__, setter)
 
 
 def _empty(operation: Callable[..., Any], *size: Any, **kwargs: Any) -> Any:
@@ -50,13 +48,11 @@ def _empty(operation: Callable[..., Any], *size: Any, **kwargs: Any) -> Any:
     return operation(*size, **kwargs)
 
 
-def _diagonal(
-    operation: Callable[..., Any], input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Any:
+def _diagonal(_: object, input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """Return the elements (i, i + offset) of two axes as the last axis, which replaces both."""
     axes = [dim1 % input.ndim, dim2 % input.ndim]
     others = [axis for axis in range(input.ndim) if axis not in axes]
-    return operation(input.permute(*axes, *others), offset, 0, 1)
+    return flow._C.diagonal(input.permute(*axes, *others), offset, 0, 1)
 
 
 def _einsum(operation: Callable[..., Any], equation: str, *operands: Any) -> Any:
@@ -74,8 +70,6 @@ class ParameterHooks(list[Callable[[Any], Any]]):
     """The gradient hooks of a parameter. A graph runs them on its traced parameter instead."""
 
     def __call__(self, gradient: Any) -> Any:
-        from libai.patches.internals import is_tracing
-
         # `gradient` may be one of OneFlow's constant zeros, which end the process if they are asked
         # `is_lazy`
         return None if is_tracing() else self.run(gradient)
@@ -100,9 +94,7 @@ class ParameterHooks(list[Callable[[Any], Any]]):
 _hooked: dict[int, tuple[Any, ParameterHooks]] = {}
 
 
-def _register_hook(tensor: Any, operation: Callable[..., Any], hook: Callable[[Any], Any]) -> None:
-    from oneflow import nn
-
+def _register_hook(operation: Callable[..., Any], tensor: Any, hook: Callable[[Any], Any]) -> None:
     if not isinstance(tensor, nn.Parameter):
         return operation(tensor, hook)
     for key, (parameter, _) in list(_hooked.items()):
@@ -116,7 +108,7 @@ def _register_hook(tensor: Any, operation: Callable[..., Any], hook: Callable[[A
 
 
 def _set_requires_grad(
-    tensor: Any, operation: Callable[..., Any], requires_grad: bool = True
+    operation: Callable[..., Any], tensor: Any, requires_grad: bool = True
 ) -> Any:
     if not requires_grad:
         # OneFlow 0.9 drops the hooks of a frozen tensor, but restores them if `tensor.data` is set
@@ -131,8 +123,6 @@ def _set_data(
     tensor: Any,
     value: Any,
 ) -> None:
-    from oneflow import nn
-
     if (
         not isinstance(tensor, nn.Parameter)
         or tensor.requires_grad

@@ -1,4 +1,4 @@
-"""Replace functions and OneFlow operations temporarily, and wrap the forward of modules.
+"""Replace functions and OneFlow operations, and wrap the forward of modules.
 
 A module is wrapped by replacing its class with a subclass that has a different `forward`, because
 `nn.Graph` ignores a `forward` that is set on the object (docs/dev/oneflow.md#forward-in-a-graph).
@@ -7,8 +7,9 @@ In a graph, `self` is then OneFlow's proxy of the module.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -96,6 +97,26 @@ def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+def repair(owner: Any, repairs: Mapping[str, Callable[..., Any]]) -> None:
+    """Replace those of the functions that `owner` has, for the whole process.
+
+    `repairs` maps the name of a function to its repair, which gets the function as first argument.
+    """
+    for name, new in repairs.items():
+        if hasattr(owner, name):
+            setattr(owner, name, repaired(new, getattr(owner, name)))
+
+
+def repaired(new: Callable[..., Any], operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `new` with `operation` as first argument, under the name of `operation`."""
+
+    @functools.wraps(operation)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return new(operation, *args, **kwargs)
+
+    return call
 
 
 def replaced_operations(

@@ -13,6 +13,7 @@ import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from libai.data.cache import default_cache_dir, prepare_once
 from libai.data.errors import DataError
@@ -79,17 +80,12 @@ def build_text_dataset(
 
 
 def build_stdlib_dataset(
-    *,
-    sequence_length: int,
-    split: str = "train",
-    tokenizer: str = "bytes",
-    vocab_size: int | None = None,
-    validation_fraction: float = 0.05,
-    cache_dir: str | os.PathLike | None = None,
+    *, sequence_length: int, split: str = "train", **options: Any
 ) -> TokenDataset:
     """Build a text dataset from the source of the Python standard library, without its tests.
 
-    The source is about 11 MB and needs no download. See `build_text_dataset` for the arguments. The
+    The source is about 11 MB and needs no download. See `build_text_dataset` for the
+    options. The
     text differs between Python versions, so losses are comparable only under the same interpreter.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -102,14 +98,7 @@ def build_stdlib_dataset(
             "zipped Python?): use build_text_dataset(...) with your own text files."
         )
     return build_text_dataset(
-        paths,
-        sequence_length=sequence_length,
-        split=split,
-        name="stdlib",
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        validation_fraction=validation_fraction,
-        cache_dir=cache_dir,
+        paths, sequence_length=sequence_length, split=split, name="stdlib", **options
     )
 
 

@@ -371,7 +371,6 @@ class ImageFolderDataset:
             )
         self.num_classes, self.image_size = len(self.classes), image_size
         self.augment, self.min_area = augment, min_area
-        import_pillow()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -414,34 +413,28 @@ def _read_image(path: str | os.PathLike, size: int, shorter_side: int) -> np.nda
     """Resize an image to `shorter_side` and crop its centre: normalized, float32 `(3, size,
     size)`.
     """
-    image = open_image(path)
+    from PIL import Image
+
+    image = _open_image(path)
     scale = shorter_side / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
     left, top = (width - size) // 2, (height - size) // 2
-    image = image.resize((width, height), import_pillow().Resampling.BILINEAR)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32) / np.float32(
         255
     )
     return ((pixels - np.array(MEAN, np.float32)) / np.array(STD, np.float32)).transpose(2, 0, 1)
 
 
-def open_image(path: str | os.PathLike) -> Any:
+def _open_image(path: str | os.PathLike) -> Any:
     """Open an image file with Pillow and convert it to RGB."""
+    from PIL import Image  # a package that oneflow needs
+
     try:
-        with import_pillow().open(path) as opened:
+        with Image.open(path) as opened:
             return opened.convert("RGB")
     except OSError as error:
         raise DataError(f"{path} is not an image that can be read: {error}") from error
-
-
-def import_pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise DataError(
-            f"image files are read with Pillow, which is missing ({error}): pip install pillow."
-        ) from None
-    return Image
 
 
 def _data_folder(path: str | os.PathLike | None) -> Path:

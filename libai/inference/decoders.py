@@ -56,7 +56,6 @@ class Decoder:
         self._layout = layout
         self._context: list[np.ndarray] = []
         self._is_token = np.zeros((0, 0), bool)
-        self._capacity = 0
         self._caches: list[KeyValues] = []
 
     def encode(self, tokens: np.ndarray, is_token: np.ndarray) -> None:
@@ -70,27 +69,25 @@ class Decoder:
         `capacity`: maximum length of a row.
         """
         self._is_token = is_token
-        self._capacity = capacity
-        return self._compute_prompt(tokens)
-
-    def append(self, tokens: np.ndarray) -> np.ndarray:
-        """Add `tokens` (batch,) to the rows and return the scores of the next tokens."""
-        self._is_token = np.pad(self._is_token, ((0, 0), (0, 1)), constant_values=True)
-        return self._compute_token(tokens[:, None])
-
-    def select(self, rows: np.ndarray) -> None:
-        """Continue from `rows` (batch,), the numbers of existing rows."""
-        self._is_token = self._is_token[rows]
-        self._select(rows)
-
-    def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
         # only some blocks of a model with an encoder are the decoder's
         num_layers = getattr(self.model, "num_decoder_layers", len(self.model.blocks))
         self._caches = [KeyValues() for _ in range(num_layers)]
         return self._compute(tokens, self._positions(), self._mask())
 
-    def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
-        return self._compute(tokens, self._positions()[:, -1:], self._mask()[:, :, -1:])
+    def append(self, tokens: np.ndarray) -> np.ndarray:
+        """Add `tokens` (batch,) to the rows and return the scores of the next tokens."""
+        self._add_column()
+        return self._compute(tokens[:, None], self._positions()[:, -1:], self._mask()[:, :, -1:])
+
+    def select(self, rows: np.ndarray) -> None:
+        """Continue from `rows` (batch,), the numbers of existing rows."""
+        self._is_token = self._is_token[rows]
+        index = self._layout.replicate(flow.from_numpy(rows), stage=0)
+        for cache in self._caches:
+            cache.tensors = tuple(flow.index_select(tensor, 0, index) for tensor in cache.tensors)
+
+    def _add_column(self) -> None:
+        self._is_token = np.pad(self._is_token, ((0, 0), (0, 1)), constant_values=True)
 
     def _compute(self, *arrays: np.ndarray) -> np.ndarray:
         return self._run(self._scores, *arrays, *self._context)[0]
@@ -101,11 +98,6 @@ class Decoder:
         with flow.no_grad():
             features = self.model.features(tokens, positions, mask, self._caches, *context)
             return self.model.logits(features[:, -1])
-
-    def _select(self, rows: np.ndarray) -> None:
-        index = self._layout.replicate(flow.from_numpy(rows), stage=0)
-        for cache in self._caches:
-            cache.tensors = tuple(flow.index_select(tensor, 0, index) for tensor in cache.tensors)
 
     def _run(self, compute: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
         """Call `compute` with arrays that are equal on all ranks, and return its outputs as arrays

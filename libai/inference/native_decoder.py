@@ -84,15 +84,18 @@ class NativeDecoder(Decoder):
         super().__init__(model, layout)
         #: keys and values, (layers, batch, key-value heads, capacity, head size)
         self._keys = self._values = np.zeros((0, 0, 0, 0, 0), np.float32)
+        self._capacity = 0
         #: the model's parameters, whose memory the addresses below refer to
         self._kept: list[flow.Tensor] = []
         #: addresses of the weights in each block, and of those after the last block
         self._blocks = np.zeros((0, 2 * len(_LAYERS)), np.int64)
         self._ends: list[int] = []
 
-    def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
-        scores = super()._compute_prompt(tokens)
+    def start(self, tokens: np.ndarray, is_token: np.ndarray, capacity: int) -> np.ndarray:
+        """See `Decoder.start`."""
+        scores = super().start(tokens, is_token, capacity)
         self._read_weights()
+        self._capacity = capacity
         length = tokens.shape[1]
         first = self._caches[0].tensors[0]
         shape = (len(self._caches), *first.shape[:2], self._capacity, first.shape[3])
@@ -118,10 +121,12 @@ class NativeDecoder(Decoder):
         self._blocks = np.array(rows, np.int64)
         self._ends = [*_addresses(model.norm), *_addresses(model.head or model.token_embedding)]
 
-    def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
+    def append(self, tokens: np.ndarray) -> np.ndarray:
+        """See `Decoder.append`."""
+        self._add_column()
         model, positions = self.model, self._positions()[:, -1]
         attention, mlp = model.blocks[0].attention, model.blocks[0].mlp
-        x = model.token_embedding.weight.detach().numpy()[tokens[:, 0]]
+        x = model.token_embedding.weight.detach().numpy()[tokens]
         cos = sin = None
         if isinstance(model, GPT):
             x += model.position_embedding.detach().numpy()[positions]
@@ -149,7 +154,9 @@ class NativeDecoder(Decoder):
             raise RuntimeError("the kernels were turned off between two tokens")
         return scores
 
-    def _select(self, rows: np.ndarray) -> None:
+    def select(self, rows: np.ndarray) -> None:
+        """See `Decoder.select`."""
+        super().select(rows)
         self._keys, self._values = (
             np.take(array, rows, axis=1) for array in (self._keys, self._values)
         )

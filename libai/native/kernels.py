@@ -130,23 +130,6 @@ class Library:
             )
         )
 
-    def plan_memory(self) -> None:
-        """Make results in compiled CPU steps share memory from now on (src/memory_plan.cpp).
-
-        Results stay bit-equal. Call it once per process. Raises `Unavailable` if this is not
-        possible.
-        """
-        self._replace(OWN_MEMORY_PLANNER, "libai_memory_plan")
-
-    def drop_descriptions(self) -> None:
-        """Make compiled CPU steps drop descriptions that only compilation reads
-        (src/memory_plan.cpp).
-
-        Call it once per process. Raises `Unavailable` if this is not possible.
-        """
-        self._replace(OWN_KERNEL_MAKER, "libai_lean_kernels")
-        self._replace(OWN_TASK_ADDER, "libai_lean_plans")
-
     def copy_without_nodes(self) -> None:
         """Make the copies of strided inputs without a node in the autograd graph
         (src/contiguous.cpp).
@@ -156,7 +139,7 @@ class Library:
         """
         import oneflow as flow
 
-        self._replace(OWN_COPY, "libai_contiguous")
+        self.replace(OWN_COPY, "libai_contiguous")
         keep_node = self._library.libai_contiguous_keeps_node
         copy = flow.Tensor.contiguous
 
@@ -185,9 +168,11 @@ class Library:
             slot = find_slot(caller, own)
             slot.value = function(kind, ctypes.c_void_p(address_of(caller, own)))
 
-    def _replace(self, own: str, name: str) -> None:
+    def replace(self, own: str, name: str) -> None:
         """Replace OneFlow's function `own` with the function whose address our function `name`
         returns.
+
+        Call it once per process. Raises `Unavailable` if this is not possible.
         """
         oneflow = open_oneflow()
         slot = find_slot(oneflow, own)
@@ -206,7 +191,6 @@ class Library:
 
 _library = None
 _description = "oneflow's own"
-_plans_memory = False
 
 
 def allowed_levels() -> tuple[str, ...]:
@@ -256,25 +240,29 @@ def use_kernels() -> None:
     _library, _description = library, f"libai's for {level}"
 
 
+@functools.cache
 def plan_memory() -> None:
-    """Make results in compiled CPU steps share memory, if our library is loaded and this OneFlow
-    supports it.
+    """Make results in compiled CPU steps share memory from now on (src/memory_plan.cpp), if our
+    library is loaded and OneFlow allows it.
+
+    Results stay bit-equal.
     """
-    global _plans_memory
-    if _library is not None and not _plans_memory:
-        with contextlib.suppress(Unavailable):
-            _library.plan_memory()
-            _plans_memory = True
+    _replace_functions({OWN_MEMORY_PLANNER: "libai_memory_plan"})
 
 
 @functools.cache
 def drop_descriptions() -> None:
-    """Make compiled CPU steps drop data that only compilation reads, if our library is loaded and
-    OneFlow allows it.
+    """Make compiled CPU steps drop descriptions that only compilation reads (src/memory_plan.cpp),
+    if our library is loaded and OneFlow allows it.
     """
+    _replace_functions({OWN_KERNEL_MAKER: "libai_lean_kernels", OWN_TASK_ADDER: "libai_lean_plans"})
+
+
+def _replace_functions(names: dict[str, str]) -> None:
     if _library is not None:
         with contextlib.suppress(Unavailable):
-            _library.drop_descriptions()
+            for own, name in names.items():
+                _library.replace(own, name)
 
 
 def copy_without_nodes() -> None:

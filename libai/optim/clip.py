@@ -31,10 +31,10 @@ def clip_grad_norm(parameters: Iterable[flow.Tensor], max_norm: float) -> flow.T
         are. Collective for global parameters: every rank must call it. A non-finite norm makes the
         gradients non-finite.
     """
-    gradients = _gradients(parameters)
+    parameters = list(parameters)
+    norm, coefficient = norm_and_coefficient(parameters, max_norm)
     with flow.no_grad():
-        norm, coefficient = _norm_and_coefficient(gradients, max_norm)
-        for group in _by_layout(gradients):
+        for group in _by_layout(_gradients(parameters)):
             here = coefficient
             if coefficient.is_global and coefficient.placement != group[0].placement:
                 here = coefficient.to_global(placement=group[0].placement)
@@ -57,19 +57,13 @@ def norm_and_coefficient(
     gradients.
     """
     with flow.no_grad():
-        return _norm_and_coefficient(_gradients(parameters), max_norm)
+        norm = joint_norm(_gradients(parameters))
+        return norm, (float(max_norm) / (norm + _EPSILON)).clamp(max=1.0)
 
 
 def _gradients(parameters: Iterable[flow.Tensor]) -> list[flow.Tensor]:
     gradients = [parameter.grad for parameter in parameters]
     return [gradient for gradient in gradients if gradient is not None]
-
-
-def _norm_and_coefficient(
-    gradients: list[flow.Tensor], max_norm: float
-) -> tuple[flow.Tensor, flow.Tensor]:
-    norm = joint_norm(gradients)
-    return norm, (float(max_norm) / (norm + _EPSILON)).clamp(max=1.0)
 
 
 def joint_norm(gradients: list[flow.Tensor]) -> flow.Tensor:

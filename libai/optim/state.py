@@ -42,6 +42,19 @@ _SUFFIX_OF_KEY = {
     "acc_deltas": "acc_deltas",
 }
 
+#: optimizer of OneFlow -> eager state keys of a parameter
+_KEYS_OF_KIND: dict[str, tuple[str, ...]] = {
+    "SGD": ("momentum_buf",),
+    "Adam": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "AdamW": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "LAMB": ("exp_avg", "exp_avg_sq"),
+    "Adagrad": ("sum",),
+    "RMSprop": ("square_avg", "grad_avg"),
+    "Adadelta": ("square_avgs", "acc_deltas"),
+}
+#: key -> option of a group that must be on for a parameter to have it
+_OPTION_OF = {"momentum_buf": "momentum", "max_exp_avg_sq": "amsgrad", "grad_avg": "centered"}
+
 
 def state_keys(optimizer: flow.optim.Optimizer, group: Any) -> tuple[str, ...] | None:
     """Return the eager state keys for each parameter of `group`, or None if the optimizer is not
@@ -50,23 +63,10 @@ def state_keys(optimizer: flow.optim.Optimizer, group: Any) -> tuple[str, ...] |
     The keys depend on the group's options: plain SGD has none, and `amsgrad` and `centered` add
     one.
     """
-    kinds = [cls.__name__ for cls in type(optimizer_of(optimizer, group)).__mro__]
-    if "SGD" in kinds:
-        return ("momentum_buf",) if group["momentum"] != 0.0 else ()
-    if "Adam" in kinds or "AdamW" in kinds:
-        return (
-            ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-            if group["amsgrad"]
-            else ("exp_avg", "exp_avg_sq")
-        )
-    if "LAMB" in kinds:
-        return ("exp_avg", "exp_avg_sq")
-    if "Adagrad" in kinds:
-        return ("sum",)
-    if "RMSprop" in kinds:
-        return ("square_avg", "grad_avg") if group["centered"] else ("square_avg",)
-    if "Adadelta" in kinds:
-        return ("square_avgs", "acc_deltas")
+    for cls in type(optimizer_of(optimizer, group)).__mro__:
+        if cls.__name__ in _KEYS_OF_KIND:
+            keys = _KEYS_OF_KIND[cls.__name__]
+            return tuple(key for key in keys if key not in _OPTION_OF or group[_OPTION_OF[key]])
     return None
 
 

@@ -70,12 +70,6 @@ class FactorLR(LRScheduler):
         self.last_step += 1
         self._write_rates()
 
-    def get_lr(self, base_lr: float, step: int) -> float:
-        """Return the learning rate at iteration `step` for initial rate `base_lr`, if all groups
-        share one factor.
-        """
-        return base_lr * float(self.factor(step))
-
     def state_dict(self) -> dict[str, Any]:
         """Return `{"last_step": int, "base_lrs": [float], "base_momenta": [float]}`.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from libai.data.datasets import Batch, as_dataset
 from libai.data.errors import DataError, SampleError
 from libai.data.random_state import THREAD, Seeds
 from libai.utils.errors import UserError
-from libai.utils.sizes import check_range
+from libai.utils.sizes import check_range, check_sizes
 
 #: function that turns a list of the values returned by `ds[i]` into a batch
 Collate = Callable[[list[Any]], Mapping[str, Any]]
@@ -74,29 +75,26 @@ class BatchReader:
         then read one after another in the calling thread.
         """
         collate = self.collate
+        num_parts = max(1, min(self._num_workers, len(indices)))
         workers: Callable[..., Iterable[Any]] = self._map
-        read_rows: Callable[..., Any] = _read_rows
-        read_sample: Callable[..., Any] = _read_sample
-        num_chunks = max(1, min(self._num_workers, len(indices)))
+        read: Callable[..., Any] = _read_rows if self._has_batches else _read_sample
         if seeds is not None:
-            workers, num_chunks = map, len(indices)
-            read_rows, read_sample = seeds.before(_read_rows), seeds.before(_read_sample)
-        if self._has_batches:
-            chunks = np.array_split(indices, num_chunks)
-            parts = list(workers(partial(read_rows, self.dataset), chunks))
-            batch = parts[0] if len(parts) == 1 else _combined(self.dataset, parts, np.concatenate)
+            workers = map
+            num_parts = len(indices)
+            read = seeds.before(read)
+        wanted = np.array_split(indices, num_parts) if self._has_batches else indices.tolist()
+        parts = list(workers(partial(read, self.dataset), wanted))
+        if seeds is not None:
+            seeds.for_batch()
+        batch: Mapping[str, Any]
+        if collate is None:
+            batch = _combined(self.dataset, parts, self._has_batches)
+        elif self._lengths is not None and hasattr(collate, "pad_to"):
+            longest = np.asarray(self._lengths)[indices if together is None else together].max()
+            batch = collate.pad_to(parts, int(longest))
         else:
-            samples = list(workers(partial(read_sample, self.dataset), indices.tolist()))
-            if seeds is not None:
-                seeds.for_batch()
-            if collate is None:
-                batch = _combined(self.dataset, samples, np.stack)
-            elif self._lengths is not None and hasattr(collate, "pad_to"):
-                longest = np.asarray(self._lengths)[indices if together is None else together].max()
-                batch = collate.pad_to(samples, int(longest))
-            else:
-                batch = collate(samples)
-            batch = _checked_dict("the result of collate for samples", self.dataset, batch)
+            batch = collate(parts)
+        batch = _checked_dict("the result of collate for samples", self.dataset, batch)
         return as_batch(self.dataset, batch, len(indices))
 
 
@@ -144,10 +142,11 @@ def _read_rows(dataset: Any, indices: np.ndarray) -> Mapping[str, Any]:
     return _checked_dict("get_batch", dataset, batch)
 
 
-def _combined(
-    dataset: Any, parts: Sequence[Any], combine: Callable[[list[np.ndarray]], np.ndarray]
-) -> Batch:
+def _combined(dataset: Any, parts: Sequence[Any], are_batches: bool) -> Mapping[str, Any]:
     """Combine many dicts of arrays into one: stack samples, or concatenate the parts of a batch."""
+    if are_batches and len(parts) == 1:
+        return parts[0]
+    combine = np.concatenate if are_batches else np.stack
     first = _checked_dict("a sample", dataset, parts[0])
     for part in parts:
         if not isinstance(part, Mapping) or part.keys() != first.keys():
@@ -194,6 +193,7 @@ def _reading_failed(dataset: Any, what: str, error: Exception) -> Exception:
     return SampleError(f"{text} ({type(error).__name__})")
 
 
+@dataclass(frozen=True)
 class PadCollate:
     """A collate function that pads arrays along their first axis to the longest of the batch.
 
@@ -210,24 +210,17 @@ class PadCollate:
     [[1, 2, 0, 0], [3, 0, 0, 0]]
     """
 
-    def __init__(
-        self,
-        padding: Mapping[str, float],
-        *,
-        multiple_of: int = 1,
-        max_length: int | None = None,
-        mask: str | None = None,
-    ):
-        if not padding or multiple_of < 1 or (max_length is not None and max_length < 1):
-            raise DataError(
-                f"PadCollate(padding={dict(padding)}, multiple_of={multiple_of}, "
-                f"max_length={max_length}): give at least one key to pad, and lengths of at least "
-                "1."
-            )
-        self._padding = dict(padding)
-        self._multiple_of = multiple_of
-        self._max_length = max_length
-        self._mask = mask
+    padding: Mapping[str, float]
+    _: KW_ONLY
+    multiple_of: int = 1
+    max_length: int | None = None
+    mask: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.padding:
+            raise DataError("PadCollate(padding={}): give at least one key to pad.")
+        longest = 1 if self.max_length is None else self.max_length
+        check_sizes(DataError, multiple_of=self.multiple_of, max_length=longest)
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the batch of `samples`, padded to the longest of them."""
@@ -239,41 +232,35 @@ class PadCollate:
         Raises `DataError` if a sample is longer.
         """
         longest = self._longest(samples)
-        length = -(-length // self._multiple_of) * self._multiple_of
-        length = min(length, self._max_length or length)
-        if min(longest, self._max_length or longest) > length:
+        length = -(-length // self.multiple_of) * self.multiple_of
+        length = min(length, self.max_length or length)
+        if min(longest, self.max_length or longest) > length:
             raise DataError(
                 f"a sample has {longest} items, but the `lengths` of its dataset allow only "
                 f"{length}: correct the lengths."
             )
         batch = {}
-        for key, values in ((key, [sample[key] for sample in samples]) for key in samples[0]):
-            if key in self._padding:
-                batch[key] = _padded(values, self._padding[key], length)
+        for key in samples[0]:
+            values = [sample[key] for sample in samples]
+            if key in self.padding:
+                batch[key] = _padded(values, self.padding[key], length)
             else:
                 batch[key] = _stacked(key, values)
-        if self._mask is not None:
-            first = next(iter(self._padding))
+        if self.mask is not None:
+            first = next(iter(self.padding))
             ends = np.array([min(len(sample[first]), length) for sample in samples])
-            batch[self._mask] = np.arange(length) < ends[:, None]
+            batch[self.mask] = np.arange(length) < ends[:, None]
         return batch
 
     def _longest(self, samples: Sequence[Mapping[str, Any]]) -> int:
         for sample in samples:
-            missing = [
-                key for key in self._padding if not isinstance(sample, Mapping) or key not in sample
-            ]
-            if missing:
-                found = (
-                    sorted(sample)
-                    if isinstance(sample, Mapping)
-                    else f"is a {type(sample).__name__}"
-                )
+            if not isinstance(sample, Mapping) or not self.padding.keys() <= sample.keys():
+                found = sorted(sample) if isinstance(sample, Mapping) else type(sample).__name__
                 raise DataError(
-                    f"PadCollate pads {missing[0]!r}, but a sample only has {found}. Use one of "
-                    "its keys."
+                    f"PadCollate pads {', '.join(map(repr, self.padding))}, but a sample only has "
+                    f"{found}. Use its keys."
                 )
-        return max(len(sample[key]) for sample in samples for key in self._padding)
+        return max(len(sample[key]) for sample in samples for key in self.padding)
 
 
 def _padded(values: Sequence[Any], fill: float, length: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,36 +26,33 @@ from libai.utils.sizes import check_range, check_sizes
 _PREFETCH = "0 <= x <= 10000"
 
 
-class _Steps:
-    """Reads this rank's micro-batch of the step that starts at a stream position.
+def _read_step(
+    reader: BatchReader,
+    layout: DataLayout,
+    stream: SampleStream,
+    step_start: int,
+    seeds: Seeds | None,
+) -> Batch:
+    """Return this rank's micro-batch of the step that starts at a stream position."""
+    start, stop = layout.slice_of_step(step_start)
+    together = stream.indices(step_start, step_start + layout.samples_per_step)
+    own = together[start - step_start : stop - step_start]
+    batch = reader.read(own, together, seeds)
+    dataset = reader.dataset
+    if hasattr(dataset, "augment_batch"):
+        if seeds is not None:
+            seeds.for_batch()
+        augmented = dataset.augment_batch(batch, SampleRandom(stream.seed, np.arange(start, stop)))
+        if augmented is not batch:
+            batch = as_batch(dataset, augmented, stop - start)
+    return batch
 
-    It is not part of the loader, because the background thread must not keep a reference to it.
-    """
 
-    def __init__(self, reader: BatchReader, layout: DataLayout, stream: SampleStream):
-        self._reader, self._layout, self._stream = reader, layout, stream
-
-    def read(self, step_start: int, seeds: Seeds | None) -> Batch:
-        """Return the micro-batch, for `RepeatableReading`."""
-        start, stop = self._layout.slice_of_step(step_start)
-        together = self._stream.indices(step_start, step_start + self._layout.samples_per_step)
-        own = together[start - step_start : stop - step_start]
-        batch = self._reader.read(own, together, seeds)
-        dataset = self._reader.dataset
-        if hasattr(dataset, "augment_batch"):
-            if seeds is not None:
-                seeds.for_batch()
-            positions = np.arange(start, stop)
-            augmented = dataset.augment_batch(batch, SampleRandom(self._stream.seed, positions))
-            if augmented is not batch:
-                batch = as_batch(dataset, augmented, stop - start)
-        return batch
-
-    def keys(self, step_start: int) -> np.ndarray:
-        """Return a key for each sample: it depends on the seed, the epoch and the index."""
-        start, stop = self._layout.slice_of_step(step_start)
-        epochs = np.arange(start, stop) // self._stream.num_samples
-        return keys_of(self._stream.seed, epochs, self._stream.indices(start, stop))
+def _keys_of_step(layout: DataLayout, stream: SampleStream, step_start: int) -> np.ndarray:
+    """Return a key for each sample: it depends on the seed, the epoch and the index."""
+    start, stop = layout.slice_of_step(step_start)
+    epochs = np.arange(start, stop) // stream.num_samples
+    return keys_of(stream.seed, epochs, stream.indices(start, stop))
 
 
 class TrainLoader:
@@ -86,8 +84,12 @@ class TrainLoader:
         self.layout = layout
         self._reader = reader
         self._stream = SampleStream(len(self.dataset), seed=seed, shuffle=shuffle)
-        steps = _Steps(reader, layout, self._stream)
-        self._reading = RepeatableReading(type(self.dataset).__name__, steps.read, steps.keys)
+        # no methods of this loader, because the background thread must not keep a reference to it
+        self._reading = RepeatableReading(
+            type(self.dataset).__name__,
+            partial(_read_step, reader, layout, self._stream),
+            partial(_keys_of_step, layout, self._stream),
+        )
         check_range(_PREFETCH, DataError, prefetch=prefetch)
         self._prefetch = prefetch
         self._consumed_samples = 0

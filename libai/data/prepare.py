@@ -84,8 +84,7 @@ def build_stdlib_dataset(
 ) -> TokenDataset:
     """Build a text dataset from the source of the Python standard library, without its tests.
 
-    The source is about 11 MB and needs no download. See `build_text_dataset` for the
-    options. The
+    The source is about 11 MB and needs no download. See `build_text_dataset` for the options. The
     text differs between Python versions, so losses are comparable only under the same interpreter.
     """
     root = Path(sysconfig.get_paths()["stdlib"])

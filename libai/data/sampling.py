@@ -60,6 +60,7 @@ class SampleStream:
         return order
 
 
+@dataclass(frozen=True)
 class SampleRandom:
     """Uniform random numbers for the samples of one micro-batch.
 
@@ -68,8 +69,8 @@ class SampleRandom:
     or the micro-batch size.
     """
 
-    def __init__(self, seed: int, positions: np.ndarray):
-        self._seed, self._positions = seed, positions
+    seed: int
+    positions: np.ndarray
 
     def uniform(self, num_draws: int) -> np.ndarray:
         """Return `num_draws` numbers in [0, 1) per sample, float64 `(samples, num_draws)`.
@@ -77,7 +78,7 @@ class SampleRandom:
         Repeated calls return the same numbers.
         """
         state = mix_bits(
-            self._positions.astype(np.uint64) + mix_bits(np.array([self._seed], np.uint64))
+            self.positions.astype(np.uint64) + mix_bits(np.array([self.seed], np.uint64))
         )
         counters = GOLDEN * np.arange(1, num_draws + 1, dtype=np.uint64)
         bits = mix_bits(state[:, None] + counters)

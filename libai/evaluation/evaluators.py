@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from libai.evaluation.evaluator import Evaluator, EvaluatorError, Sums, ratio, read_array, to_numpy
+from libai.utils.sizes import check_sizes
 
 
+@dataclass(eq=False)
 class ClassificationEvaluator(Evaluator):
     """Metric `accuracy` and, for each other k in `topk`, `top{k}_accuracy`, as fractions 0..1.
 
@@ -23,23 +26,15 @@ class ClassificationEvaluator(Evaluator):
     logits counts as wrong.
     """
 
-    def __init__(
-        self,
-        topk: Sequence[int] = (1,),
-        *,
-        logits_key: str = "logits",
-        labels_key: str = "labels",
-        ignore_index: int = -100,
-    ):
-        if not topk or any(k < 1 for k in topk):
-            raise EvaluatorError(
-                f"topk={list(topk)} must contain at least one k, each 1 or more, e.g. [1, 5]."
-            )
-        self.topk = tuple(topk)
-        self.logits_key = logits_key
-        self.labels_key = labels_key
-        self.ignore_index = ignore_index
-        self._names = {k: "accuracy" if k == 1 else f"top{k}_accuracy" for k in topk}
+    topk: Sequence[int] = (1,)
+    _: KW_ONLY
+    logits_key: str = "logits"
+    labels_key: str = "labels"
+    ignore_index: int = -100
+
+    def __post_init__(self) -> None:
+        check_sizes(EvaluatorError, num_topk=len(self.topk), topk=list(self.topk))
+        self._names = {k: "accuracy" if k == 1 else f"top{k}_accuracy" for k in self.topk}
         self.directions = dict.fromkeys(self._names.values(), "max")
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
@@ -159,6 +154,7 @@ class PerplexityEvaluator(MeanLossEvaluator):
             return {"perplexity": math.inf}
 
 
+@dataclass(eq=False)
 class RegressionEvaluator(Evaluator):
     """Metrics `mse`, `mae`, `r2` and `pearson` over all numbers.
 
@@ -168,11 +164,11 @@ class RegressionEvaluator(Evaluator):
     matches `(B,)`.
     """
 
-    directions: Mapping[str, str] = {"mse": "min", "mae": "min", "r2": "max", "pearson": "max"}
+    directions = {"mse": "min", "mae": "min", "r2": "max", "pearson": "max"}
 
-    def __init__(self, *, predictions_key: str = "predictions", labels_key: str = "labels"):
-        self.predictions_key = predictions_key
-        self.labels_key = labels_key
+    _: KW_ONLY
+    predictions_key: str = "predictions"
+    labels_key: str = "labels"
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
         """Return the sums of squared and absolute errors, and the moments up to second order."""

@@ -42,21 +42,22 @@ class LossScaling:
         )
 
 
+@dataclass
 class LossScaler:
     """Scale the loss of eager updates.
 
     The state is part of the optimizer's state and carries over to graph mode.
     """
 
-    def __init__(self, optimizer: flow.optim.Optimizer, scaling: LossScaling):
-        self._optimizer, self._scaling = optimizer, scaling
+    optimizer: flow.optim.Optimizer
+    scaling: LossScaling
 
     @property
     def scale(self) -> float:
         """The factor for the next loss."""
-        if not self._scaling.is_dynamic:
-            return self._scaling.init_scale
-        return self._optimizer._state.get("loss_scale", self._scaling.init_scale)
+        if not self.scaling.is_dynamic:
+            return self.scaling.init_scale
+        return self.optimizer._state.get("loss_scale", self.scaling.init_scale)
 
     def unscale(
         self, parameters: Iterable[flow.Tensor], full_tensor: Callable[[flow.Tensor], flow.Tensor]
@@ -72,7 +73,7 @@ class LossScaler:
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(1.0 / self.scale)
-        if not self._scaling.is_dynamic:
+        if not self.scaling.is_dynamic:
             return True
         norm, _ = norm_and_coefficient(parameters, 1.0)
         is_finite = math.isfinite(float(full_tensor(norm).numpy()))
@@ -83,7 +84,7 @@ class LossScaler:
         """Adapt the scale in the same way as OneFlow's compiled step, which never lets the scale
         fall below 1.
         """
-        state, scaling = self._optimizer._state, self._scaling
+        state, scaling = self.optimizer._state, self.scaling
         scale, good_steps = self.scale, int(state.get("loss_scale_good_steps", 0)) + 1
         if not is_finite:
             scale, good_steps = max(scale / scaling.growth_factor, 1.0), 0

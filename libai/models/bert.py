@@ -152,14 +152,26 @@ class BERT(BERTEncoder):
         self,
         vocab_size: int,
         max_seq_length: int,
+        hidden_size: int = 128,
+        num_layers: int = 4,
+        num_heads: int = 4,
+        mlp_ratio: float = 4.0,
+        dropout: float = 0.0,
         ignore_index: int = -100,
         predicts_next_sentence: bool = False,
         **encoder: Any,
     ):
-        encoder = {"has_pooler": predicts_next_sentence, **encoder}
-        super().__init__(vocab_size, max_seq_length, **encoder)
+        super().__init__(
+            vocab_size,
+            max_seq_length,
+            hidden_size,
+            num_layers,
+            num_heads,
+            mlp_ratio,
+            dropout,
+            **{"has_pooler": predicts_next_sentence, **encoder},
+        )
         self.ignore_index = ignore_index
-        hidden_size = self.token_embedding.weight.shape[1]
         activation = ACTIVATIONS[encoder.get("activation", "gelu")]()
         norm = nn.LayerNorm(hidden_size, eps=encoder.get("norm_eps", 1e-5))
         self.head = nn.Sequential(nn.Linear(hidden_size, hidden_size), activation, norm)

@@ -61,7 +61,7 @@ class Library:
         self._library.libai_native_op.restype = ctypes.c_char_p
         self._library.libai_native_calls.restype = ctypes.c_int64
         self._library.libai_native_decode.restype = ctypes.c_bool
-        self._library.libai_products_in_parts.restype = ctypes.c_bool
+        self._library.libai_products_start.restype = ctypes.c_bool
         with contextlib.suppress(Unavailable):  # without sgemm, oneflow keeps its own matmuls
             self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
 
@@ -96,39 +96,13 @@ class Library:
 
     def share_products(self, sgemm: int) -> int:
         """Return the address of a `cblas_sgemm` that splits large matmuls among these threads
-        (src/products.cpp).
+        (src/products.cpp), or 0 if that would change bits on this CPU.
 
         `sgemm` is the address of OpenBLAS's function, which must use a single thread from now on.
         Call it once per process.
         """
-        self._library.libai_products_start(ctypes.c_void_p(sgemm))
-        return address_of(self._library, "libai_products_sgemm")
-
-    def multiply_in_parts(
-        self, sgemm: int, num_threads: int, a: Any, b: Any, c: Any, beta: float = 0.0
-    ) -> bool:
-        """Compute `c = a b + beta c` in the same parts as with `num_threads` threads, but
-        sequentially.
-
-        The arguments are float32 NumPy arrays; `a` and `b` may be transposed views of contiguous
-        arrays. Returns False and does nothing for a small matmul.
-        """
-        trans = [111 if x.flags.c_contiguous else 112 for x in (a, b)]
-        pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (a, b, c)]
-        sizes = (*c.shape, a.shape[1])
-        factor = ctypes.c_float(beta)
-        function = self._library.libai_products_in_parts
-        return bool(
-            function(
-                ctypes.c_void_p(sgemm),
-                num_threads,
-                *trans,
-                *sizes,
-                *pointers[:2],
-                factor,
-                pointers[2],
-            )
-        )
+        keeps_bits = self._library.libai_products_start(ctypes.c_void_p(sgemm))
+        return address_of(self._library, "libai_products_sgemm") if keeps_bits else 0
 
     def copy_without_nodes(self) -> None:
         """Make the copies of strided inputs without a node in the autograd graph

@@ -39,6 +39,14 @@ def whole(a, b, c, beta):
     blas.scipy_cblas_sgemm(101, trans_a, trans_b, *c.shape, a.shape[1], number(1.0), pointer(a), lda, pointer(b), ldb,
                            number(beta), pointer(c), c.shape[1])
 
+def multiply_in_parts(num_threads, a, b, c, beta):
+    compute = library._library.libai_products_in_parts
+    compute.restype = ctypes.c_bool
+    ways = [111 if x.flags.c_contiguous else 112 for x in (a, b)]
+    at_a, at_b, at_c = (x.ctypes.data_as(ctypes.c_void_p) for x in (a, b, c))
+    sizes = (*c.shape, a.shape[1])
+    return compute(ctypes.c_void_p(sgemm), num_threads, *ways, *sizes, at_a, at_b, ctypes.c_float(beta), at_c)
+
 def drawn(rows, columns, is_transposed):
     numbers = rng.standard_normal((columns, rows) if is_transposed else (rows, columns)).astype(np.float32)
     return numbers.T if is_transposed else numbers
@@ -57,7 +65,7 @@ for _ in range(250):
     a, b = drawn(m, k, ways[0]), drawn(k, n, ways[1])
     start = rng.standard_normal((m, n)).astype(np.float32)
     results = [start.copy() for _ in range(3)]
-    if not library.multiply_in_parts(sgemm, 1 + int(rng.integers(1, 9)), a, b, results[0], beta):
+    if not multiply_in_parts(1 + int(rng.integers(1, 9)), a, b, results[0], beta):
         continue
     blas.scipy_openblas_set_num_threads(1)
     whole(a, b, results[1], beta)

@@ -209,9 +209,7 @@ VARIANTS = {
     "unused_adamw": Case(ADAMW, WithUnused),
     "tied": Case(ADAMW, Tied),
     "two_losses": Case(
-        model=lambda: BERT(
-            64, 12, hidden_size=16, num_layers=1, num_heads=2, predicts_next_sentence=True
-        ),
+        model=lambda: BERT(64, 12, 16, 1, 2, predicts_next_sentence=True),
         **{**_TEXT, "batches": two_label_batches},
     ),
     # OneFlow 0.9.0's compiled accumulation writes weights that a backward pass still reads

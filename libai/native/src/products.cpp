@@ -1,5 +1,9 @@
 // Matrix products on several threads with the same bits as on one thread. The rows of the result are split where
 // OpenBLAS's own blocks end. A single-threaded call of OpenBLAS computes each part, on the next free thread.
+#include <cmath>
+#include <cstring>
+#include <vector>
+
 #include "parallel.h"
 
 namespace {
@@ -40,12 +44,29 @@ struct Product {
   }
 };
 
+// Returns true if a product in parts has the bits of the whole product, with this OpenBLAS on this CPU.
+bool PartsHaveTheBitsOfTheWhole() {
+  constexpr int m = 300, n = 97, k = 500;
+  std::vector<float> numbers(m * k), whole(m * n), parts(m * n);
+  for (int i = 0; i < m * k; ++i) numbers[i] = std::sin(static_cast<float>(i));
+  Product product{kNoTrans, kNoTrans, m, n, k, 1.0f, numbers.data(), k, numbers.data(), n, 0.0f, whole.data(), n, 0, 0};
+  product.Multiply(libai::kWhole);
+  product.c = parts.data();
+  if (!product.Cut(4)) return false;
+  for (int part = 0; part < product.num_parts; ++part) product.Multiply(part);
+  return std::memcmp(whole.data(), parts.data(), whole.size() * sizeof(float)) == 0;
+}
+
 }  // namespace
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 // Call this once per process, before the first product. `sgemm` is OpenBLAS's function, which must use one thread.
-EXPORTED void libai_products_start(void* sgemm) { g_sgemm = reinterpret_cast<Sgemm>(sgemm); }
+// Returns false if products in parts would have other bits.
+EXPORTED bool libai_products_start(void* sgemm) {
+  g_sgemm = reinterpret_cast<Sgemm>(sgemm);
+  return PartsHaveTheBitsOfTheWhole();
+}
 EXPORTED void libai_products_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
                                    const float* a, int lda, const float* b, int ldb, float beta, float* c, int ldc) {
   Product product{trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, 0, 0};

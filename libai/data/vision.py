@@ -81,18 +81,39 @@ def random_resized_crop(
     return resize(images, np.stack([uniform[:, 2:4] * (1 - lengths), lengths], axis=2), size)
 
 
-class ImagesInMemory:
-    """Base of datasets with the `images` and `labels` of all samples in memory.
+class _Augmented:
+    """Base of image datasets. `augment` enables augmentation in training."""
 
-    `augment` enables augmentation in training.
-    """
+    augment: bool
+    #: settings of augmentation: numbers that `_cropped` needs for each image, and whether half of
+    #: the images are mirrored
+    _num_draws = 2
+    _mirrors = True
+
+    def augment_batch(
+        self, batch: dict[str, np.ndarray], random: SampleRandom
+    ) -> dict[str, np.ndarray]:
+        """Return the batch with randomly cropped (and mirrored) images if `augment=True`.
+
+        Called by the training loader.
+        """
+        if not self.augment:
+            return batch
+        uniform = random.uniform(self._num_draws + self._mirrors)
+        images = self._cropped(batch["images"], uniform[:, : self._num_draws])
+        return {**batch, "images": random_flip(images, uniform[:, -1]) if self._mirrors else images}
+
+    def _cropped(self, images: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
+class ImagesInMemory(_Augmented):
+    """Base of datasets with the `images` and `labels` of all samples in memory."""
 
     images: np.ndarray
     labels: np.ndarray
     num_classes: int
-    augment: bool
-    #: settings of augmentation: the largest shift in pixels, and whether half of the images are
-    #: mirrored
+    #: largest shift in pixels
     _max_shift = 1
     _mirrors = False
 
@@ -106,18 +127,8 @@ class ImagesInMemory:
         """Return `images` float32 `(B, C, H, W)` and `labels` int64 `(B,)`."""
         return {"images": self._scaled(self.images[indices]), "labels": self.labels[indices]}
 
-    def augment_batch(
-        self, batch: dict[str, np.ndarray], random: SampleRandom
-    ) -> dict[str, np.ndarray]:
-        """Return the batch with shifted (and mirrored) images if `augment=True`.
-
-        Called by the training loader.
-        """
-        if not self.augment:
-            return batch
-        uniform = random.uniform(3 if self._mirrors else 2)
-        images = random_shift(batch["images"], uniform[:, :2], self._max_shift)
-        return {**batch, "images": random_flip(images, uniform[:, 2]) if self._mirrors else images}
+    def _cropped(self, images: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+        return random_shift(images, uniform, self._max_shift)
 
     def _scaled(self, images: np.ndarray) -> np.ndarray:
         """Convert stored images to the values that a model reads."""
@@ -332,7 +343,7 @@ def _read_idx(root: Path, name: str) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-class ImageFolderDataset:
+class ImageFolderDataset(_Augmented):
     """Images from one folder per class: `images` float32 `(3, image_size, image_size)`, normalized,
     and `labels`.
 
@@ -342,6 +353,8 @@ class ImageFolderDataset:
     loader crops a random part of it, of at least the fraction `min_area`, resizes the part to
     `image_size` and mirrors half of the images.
     """
+
+    _num_draws = 4
 
     def __init__(
         self,
@@ -393,20 +406,8 @@ class ImageFolderDataset:
     def _shorter_side(self) -> int:
         return round(self.image_size * 256 / 224)
 
-    def augment_batch(
-        self, batch: dict[str, np.ndarray], random: SampleRandom
-    ) -> dict[str, np.ndarray]:
-        """Return random crops of the images, half of them mirrored, if `augment=True`.
-
-        Called by the training loader.
-        """
-        if not self.augment:
-            return batch
-        uniform = random.uniform(5)
-        parts = random_resized_crop(
-            batch["images"], uniform[:, :4], self.image_size, area=(self.min_area, 1.0)
-        )
-        return {**batch, "images": random_flip(parts, uniform[:, 4])}
+    def _cropped(self, images: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+        return random_resized_crop(images, uniform, self.image_size, area=(self.min_area, 1.0))
 
 
 def _read_image(path: str | os.PathLike, size: int, shorter_side: int) -> np.ndarray:

@@ -47,7 +47,7 @@ def _recomputed(
 ) -> Any:
     if is_tracing() or not flow.is_grad_enabled():
         return forward(block, *args, **kwargs)
-    earlier = _buffers(block)
+    earlier = _before_first_pass(block)
     surroundings = _surroundings()
     is_first = True
 
@@ -57,7 +57,6 @@ def _recomputed(
             for enter in surroundings:
                 stack.enter_context(enter())
             if not is_first:
-                stack.enter_context(_statistics_kept(block))
                 stack.enter_context(_with_buffers(block, earlier))
             is_first = False
             return forward(block, *args, **kwargs)
@@ -77,39 +76,26 @@ def _surroundings() -> list[Callable[[], Any]]:
     return found
 
 
-@contextmanager
-def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Restore batch norm statistics after the block, because the first pass has already counted the
-    batch.
-    """
-    buffers = [
-        b
-        for m in block.modules()
-        if is_batch_norm_of_rank(m)
-        for b in m._buffers.values()
-        if b is not None
-    ]
-    before = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        with flow.no_grad():
-            for buffer, value in zip(buffers, before):
-                buffer.copy_(value)
-
-
 def _buffers(block: nn.Module) -> _Buffers:
-    """Return the buffers that the forward of `block` may change, except those of batch norms.
-
-    The trainer stores every change in new memory, so the memory referenced here keeps the old
-    values.
-    """
+    """Return the buffers of `block`, whose forward may change them."""
     return [
         (module, name, buffer, _detach(buffer))
         for module in block.modules()
-        if not is_batch_norm_of_rank(module)
         for name, buffer in module._buffers.items()
         if buffer is not None
+    ]
+
+
+def _before_first_pass(block: nn.Module) -> _Buffers:
+    """Return the buffers with memory for the second pass.
+
+    The trainer stores every change of a buffer in new memory, so the memory of today keeps the old
+    values. Only batch norms write in place. They get a copy, which the second pass may write to,
+    because the first pass has already counted the batch.
+    """
+    return [
+        (module, name, buffer, memory.clone() if is_batch_norm_of_rank(module) else memory)
+        for module, name, buffer, memory in _buffers(block)
     ]
 
 

@@ -19,10 +19,27 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.optim.optimizer import Optimizer, ParamGroup
 
+from libai.patches.wrapping import repair, repaired
+
 #: group settings that are inputs of a compiled step, or are used only by schedules and eager
 #: updates
 INPUTS = ("lr", "initial_lr", "bias_correction1", "bias_correction2")
 
+#: functions that write to what a graph depends on
+_WRITERS: dict[type, tuple[str, ...]] = {
+    nn.Module: (
+        "__delattr__",
+        "add_module",
+        "register_buffer",
+        "register_forward_hook",
+        "register_forward_pre_hook",
+    ),
+    nn.ModuleDict: ("__delitem__", "clear"),
+    nn.ModuleList: ("__delitem__",),
+    Optimizer: ("add_param_group",),
+    ParamGroup: ("setdefault",),
+    flow.Tensor: ("register_hook", "requires_grad_", "backward"),
+}
 _HELD = ("_modules", "_parameters", "_buffers")
 _PLAIN = (bool, int, float, str, type(None))
 _count = 0
@@ -53,23 +70,10 @@ def count_new_data(tensor: flow.Tensor) -> int:
 
 @functools.cache
 def _begin() -> None:
-    for owner, name in (
-        (nn.Module, "__delattr__"),
-        (nn.Module, "add_module"),
-        (nn.ModuleDict, "__delitem__"),
-        (nn.ModuleDict, "clear"),
-        (nn.ModuleList, "__delitem__"),
-        (nn.Module, "register_buffer"),
-        (nn.Module, "register_forward_hook"),
-        (nn.Module, "register_forward_pre_hook"),
-        (Optimizer, "add_param_group"),
-        (ParamGroup, "setdefault"),
-        (flow.Tensor, "register_hook"),
-        (flow.Tensor, "requires_grad_"),
-        (flow.Tensor, "backward"),
-    ):
-        setattr(owner, name, _counting(getattr(owner, name)))
-    set_item, set_attribute = ParamGroup.__setitem__, nn.Module.__setattr__
+    for owner, names in _WRITERS.items():
+        repair(owner, dict.fromkeys(names, _counted))
+    set_item = ParamGroup.__setitem__
+    set_attribute = nn.Module.__setattr__
 
     def set_attribute_of_module(self: nn.Module, name: str, value: Any) -> None:
         set_attribute(self, name, value)
@@ -87,8 +91,9 @@ def _begin() -> None:
 
     ParamGroup.__setitem__ = set_setting
     # code that gets the dict of settings may write to it
-    ParamGroup.options = property(_counting(ParamGroup.options.fget))
-    data, needs_gradient = vars(flow.Tensor)["data"], vars(flow.Tensor)["requires_grad"]
+    ParamGroup.options = property(repaired(_counted, ParamGroup.options.fget))
+    data = flow.Tensor.data
+    needs_gradient = flow.Tensor.requires_grad
 
     def set_data(self: flow.Tensor, value: flow.Tensor) -> None:
         data.__set__(self, value)
@@ -96,7 +101,8 @@ def _begin() -> None:
         _add_one()
 
     flow.Tensor.data = property(data.__get__, set_data)
-    flow.Tensor.requires_grad = property(needs_gradient.__get__, _counting(needs_gradient.__set__))
+    setter = repaired(_counted, needs_gradient.__set__)
+    flow.Tensor.requires_grad = property(needs_gradient.__get__, setter)
 
 
 def _add_one() -> None:
@@ -104,10 +110,7 @@ def _add_one() -> None:
     _count += 1
 
 
-def _counting(function: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        _add_one()
-        return result
-
-    return functools.update_wrapper(counted, function) if hasattr(function, "__name__") else counted
+def _counted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = function(*args, **kwargs)
+    _add_one()
+    return result

@@ -39,10 +39,11 @@ def join_clip_norms(job: JobEdit) -> None:
     chains = [_chain(job, op) for op in coefficients]
     first = chains[0][-1]
     gradients = [value for *_, total in chains for value in total.user_conf.input["x"].s]
-    total = job.append(first, "System-JoinedClipNorm", job.kind(first), {"x": gradients}, "y")
+    inputs = {"x": gradients}
+    layout = job.layout_of(first.name, "x_0")
+    total = job.append(first, "System-JoinedClipNorm", job.kind(first), inputs, "y", layout=layout)
     for name, value in first.user_conf.attr.items():
         total.user_conf.attr[name].CopyFrom(value)
-    job.lay_out(total, job.layout_of(first.name, "x_0"))
     job.redirect(result_of(first), result_of(total))
     job.remove(first.name)
     for chain in chains[1:]:
@@ -121,9 +122,11 @@ def clip_by_value(job: JobEdit, limit: float) -> None:
         maker = job.maker(source)
         if job.kind(maker) == _DECAY:
             reader, source = maker, source_of(maker, "model_diff")
-        clipped = job.append(reader, f"{update.name}-clip", "clip_by_scalar", {"x": [source]}, "y")
+        name = f"{update.name}-clip"
+        layout = job.layout_of(reader.name, "model_diff_0")
+        inputs = {"x": [source]}
+        clipped = job.append(reader, name, "clip_by_scalar", inputs, "y", layout=layout)
         for end, value in (("min", -limit), ("max", limit)):
             clipped.user_conf.attr[f"floating_{end}"].at_double = value
             clipped.user_conf.attr[f"integral_{end}"].at_int64 = 0
-        job.lay_out(clipped, job.layout_of(reader.name, "model_diff_0"))
         job.set_source(reader, "model_diff", 0, result_of(clipped))

@@ -109,10 +109,11 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> None:
         for argument in first.input_order:
             among = updates if argument in _OF_PARAMETERS else updates[:1]
             inputs[renamed.get(argument, argument)] = [source_of(op, argument) for op in among]
-        joined = job.append(updates[0], f"System-JoinedUpdates-{number}", kind, inputs)
-        for name, value in first.attr.items():
-            joined.user_conf.attr[name].CopyFrom(value)
-        job.lay_out(joined, job.layout_of(updates[0].name, "model_0"))
+        layout = job.layout_of(updates[0].name, "model_0")
+        name = f"System-JoinedUpdates-{number}"
+        joined = job.append(updates[0], name, kind, inputs, layout=layout)
+        for attribute, value in first.attr.items():
+            joined.user_conf.attr[attribute].CopyFrom(value)
         for op in updates:
             job.remove(op.name)
 
@@ -212,6 +213,6 @@ def _made_for(job: JobEdit, op: Any, value: str) -> Any:
 def _replace(job: JobEdit, op: Any, new: Any) -> None:
     """Make all readers of `op` read the result of `new`, and remove `op`."""
     before, value = result_of(op), result_of(new)
-    job.shapes[value].CopyFrom(job.shapes[before])
+    job.describe_like(value, before)
     job.redirect(before, value)
     job.remove(op.name)

@@ -144,7 +144,7 @@ def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edg
         )
         job.lay_out(op, layout, **others)
         for value, shape in zip(op.user_conf.output["out"].s, shapes):
-            job.shapes[value].CopyFrom(job.shapes[gradients[0]])
+            job.describe_like(value, gradients[0])
             job.shapes[value].shape.dim[:] = shape
         return op
 

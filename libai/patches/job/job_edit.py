@@ -115,13 +115,14 @@ class JobEdit:
         inputs: Mapping[str, Sequence[str]],
         output: str = "",
         count: int = 1,
+        layout: Any = None,
     ) -> Any:
         """Append a model operation of type `kind`, with the same placement as the operation `like`,
         and return it.
 
         `inputs` maps argument names to input values. `output` is the name of the output argument,
-        if there is one. Its values are `NAME/OUTPUT_0` to `NAME/OUTPUT_{count - 1}`. OneFlow
-        chooses their layouts unless `lay_out` sets them.
+        if there is one. Its values are `NAME/OUTPUT_0` to `NAME/OUTPUT_{count - 1}`. With a
+        `layout` of None, OneFlow chooses their layouts unless `lay_out` sets them.
         """
         op = self._job.net.op.add()
         op.name = name
@@ -142,7 +143,12 @@ class JobEdit:
             self._placement[op.name] = group
         self.ops[op.name] = op
         self._learn(op)
+        self.lay_out(op, layout)
         return op
+
+    def describe_like(self, value: str, other: str) -> None:
+        """Give `value` the shape and the data type of `other`."""
+        self.shapes[value].CopyFrom(self.shapes[other])
 
     def lay_out(self, op: Any, layout: Any, **others: Any) -> None:
         """Set one layout (an `NdSbp`) for all inputs and outputs of an appended operation.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
-from libai.patches.job.job_edit import JobEdit
+from libai.patches.job.job_edit import JobEdit, result_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +68,9 @@ def _restore(job: JobEdit, sums: dict[str, list[str]], op: Any) -> None:
     for term in sums[op.name]:
         name = term.split("/")[0]
         if name in sums and name not in job.ops:
-            part = job.append(op, name, "add_n", {"in": sums[name]}, "out")
-            job.lay_out(part, job.layout_of(op.name, "out_0"))
-            job.shapes[term].CopyFrom(job.shapes[f"{op.name}/out_0"])
+            layout = job.layout_of(op.name, "out_0")
+            part = job.append(op, name, "add_n", {"in": sums[name]}, "out", layout=layout)
+            job.describe_like(term, result_of(op))
             _restore(job, sums, part)
     job.set_sources(op, "in", sums[op.name])
 

@@ -46,12 +46,12 @@ def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> None:
                 source, result, maker = result_of(op), "out_0", op
         places = list(_places_that_read(job, maker.name, source))
         if places:
-            copy = job.append(
-                variable, f"{variable.name}-copy", "identity", {"in": [source]}, "out"
-            )
-            job.lay_out(copy, job.layout_of(maker.name, result))
+            name = f"{variable.name}-copy"
+            layout = job.layout_of(maker.name, result)
+            inputs = {"in": [source]}
+            copy = job.append(variable, name, "identity", inputs, "out", layout=layout)
             value = result_of(copy)
-            job.shapes[value].CopyFrom(job.shapes[source])
+            job.describe_like(value, source)
             for reader, argument, index in places:
                 job.set_source(reader, argument, index, value)
 
@@ -114,11 +114,11 @@ def first_of_equal(job: JobEdit, source: Any) -> str:
         "reduce_max",
         {"input_tensor": [value]},
         "output_tensor",
+        layout=job.layout_of(source.name, "out"),
     )
     op.user_conf.attr["axis"].at_list_int32.val.append(0)
     op.user_conf.attr["keepdims"].at_bool = True
-    job.lay_out(op, job.layout_of(source.name, "out"))
     reduced = result_of(op)
-    job.shapes[reduced].CopyFrom(job.shapes[value])
+    job.describe_like(reduced, value)
     job.shapes[reduced].shape.dim[:] = [1]
     return reduced

@@ -4,6 +4,7 @@ corruption.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +16,46 @@ from libai.data.sampling import SampleRandom
 from libai.utils.sizes import check_range
 
 
-class MaskedTokens(BatchDataset):
+class _RandomlyChanged(BatchDataset):
+    """Base of token datasets that change the samples of another dataset.
+
+    In training the changes differ between epochs. They depend on the position in the sample stream,
+    so a resumed run repeats them. In evaluation they depend only on (seed, sample index).
+    """
+
+    dataset: Any
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def get_batch(self, indices: np.ndarray) -> Batch:
+        """Return the changed samples at `indices` (batch,): `input_ids` and `labels`, each (batch,
+        …) int64.
+        """
+        rows = read_rows(self.dataset, indices)
+        return self._changed(rows, SampleRandom(self.seed, np.asarray(indices)))
+
+    def augment_batch(self, batch: Batch, random: SampleRandom) -> Batch:
+        """Return the same samples with the changes for their positions in the stream."""
+        return self._changed(self._restored(batch), random)
+
+    @abstractmethod
+    def _changed(self, batch: Batch, random: SampleRandom) -> Batch:
+        """Change the `input_ids` (batch, length), and set the labels."""
+
+    @abstractmethod
+    def _restored(self, batch: Batch) -> Batch:
+        """Undo `_changed`."""
+
+
+class MaskedTokens(_RandomlyChanged):
     """A token dataset with BERT's masking (Devlin et al. 2019).
 
     Of the chosen positions, 80 % become the mask token, 10 % become a random token and 10 % are
     unchanged. Labels hold the original token at these positions and `ignore_index` everywhere else.
 
-    In training the masks change in every epoch. They depend on the position in the sample stream,
-    so a resumed run repeats them. In evaluation they depend only on (seed, sample index) and are
+    In training the masks change in every epoch, see `_RandomlyChanged`. In evaluation they are
     always the same.
 
     Args:
@@ -55,25 +88,11 @@ class MaskedTokens(BatchDataset):
         self.vocab_size = mask_token if vocab_size is None else vocab_size
         self.special_tokens = list(special_tokens)
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def get_batch(self, indices: np.ndarray) -> Batch:
-        """Return the masked samples at `indices` (batch,): `input_ids` and `labels`, each (batch,
-        length) int64.
-        """
-        return self._mask(
-            read_rows(self.dataset, indices), SampleRandom(self.seed, np.asarray(indices))
-        )
-
-    def augment_batch(self, batch: Batch, random: SampleRandom) -> Batch:
-        """Return the same samples with the masks for their positions in the stream."""
+    def _restored(self, batch: Batch) -> Batch:
         is_masked = batch["labels"] != self.ignore_index
-        return self._mask(
-            {**batch, "input_ids": np.where(is_masked, batch["labels"], batch["input_ids"])}, random
-        )
+        return {**batch, "input_ids": np.where(is_masked, batch["labels"], batch["input_ids"])}
 
-    def _mask(self, batch: Batch, random: SampleRandom) -> Batch:
+    def _changed(self, batch: Batch, random: SampleRandom) -> Batch:
         tokens = batch["input_ids"]
         chosen, kind, other = np.split(random.uniform(3 * tokens.shape[1]), 3, axis=1)
         is_chosen = (chosen < self.mask_prob) & ~np.isin(tokens, self.special_tokens)
@@ -176,7 +195,7 @@ def _pieces(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndar
     return piece_starts[lengths >= 2], lengths[lengths >= 2]
 
 
-class SpanCorruption(BatchDataset):
+class SpanCorruption(_RandomlyChanged):
     """A token dataset with T5's span corruption (Raffel et al. 2020, section 3.1.4).
 
     Each removed span is replaced by a sentinel in `input_ids`. `labels` are the sentinels, each
@@ -224,29 +243,10 @@ class SpanCorruption(BatchDataset):
                 f"to {last_sentinel}). Enlarge the vocabulary, or use shorter samples."
             )
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def get_batch(self, indices: np.ndarray) -> Batch:
-        """Return the corrupted samples at `indices` (batch,): `input_ids` and `labels`, each
-        (batch, …) int64.
-        """
-        return self._corrupt(
-            read_rows(self.dataset, indices)["input_ids"],
-            SampleRandom(self.seed, np.asarray(indices)),
-        )
-
-    def augment_batch(self, batch: Batch, random: SampleRandom) -> Batch:
-        """Return the same texts with the spans for their positions in the stream."""
-        return self._corrupt(
-            self._texts(batch["input_ids"][:, :-1], batch["labels"][:, :-1]), random
-        )
-
-    def _texts(self, inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Restore the texts: put each span of `labels` in place of its sentinel in `inputs`.
-
-        Both lack the end token.
-        """
+    def _restored(self, batch: Batch) -> Batch:
+        """Put each span of the labels in place of its sentinel in the inputs."""
+        inputs = batch["input_ids"][:, :-1]
+        labels = batch["labels"][:, :-1]
         rows = len(inputs)
         both = np.concatenate([inputs, labels], axis=1)
         is_sentinel = both >= self.first_sentinel
@@ -262,9 +262,10 @@ class SpanCorruption(BatchDataset):
         both, is_sentinel = (
             np.take_along_axis(array, order, axis=1) for array in (both, is_sentinel)
         )
-        return both[~is_sentinel].reshape(rows, -1)
+        return {"input_ids": both[~is_sentinel].reshape(rows, -1)}
 
-    def _corrupt(self, tokens: np.ndarray, random: SampleRandom) -> Batch:
+    def _changed(self, batch: Batch, random: SampleRandom) -> Batch:
+        tokens = batch["input_ids"]
         rows, length = tokens.shape
         draws = random.uniform(length - 2)
         kept = self._lengths(length - self.num_missing, draws[:, self.num_missing - 1 :])

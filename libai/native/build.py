@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import shlex
 import shutil
@@ -28,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from libai.native.symbol_table import Unavailable, require_linux_x86_64
+from libai.native.symbol_table import Unavailable, find_package, require_linux_x86_64
 from libai.utils.rank_notes import environment_of_no_rank
 
 SOURCES = Path(__file__).resolve().parent / "src"
@@ -146,13 +145,10 @@ def find_wheel() -> list[Path]:
     structures.
     """
     require_linux_x86_64()
-    spec = importlib.util.find_spec("oneflow")
-    if spec is None or spec.origin is None:
-        raise Unavailable("oneflow is not installed")
+    package = find_package()
     version = importlib.metadata.version("oneflow").partition("+")[0]
     if version != _ONEFLOW:
         raise Unavailable(f"the kernels are for oneflow {_ONEFLOW}, but this is {version}")
-    package = Path(spec.origin).parent
     libraries = package.parent / "oneflow.libs"
     found = [
         package / "include",

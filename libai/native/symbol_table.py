@@ -41,13 +41,21 @@ def require_linux_x86_64() -> None:
         )
 
 
-def open_oneflow() -> ctypes.CDLL:
-    """Return the wheel's liboneflow, which this process has loaded. Raises `Unavailable` if it has
-    not.
-    """
+def find_package() -> Path:
+    """Return the folder of the installed oneflow, without importing it."""
     spec = importlib.util.find_spec("oneflow")
-    packages = Path(spec.origin).parents[1] if spec is not None and spec.origin else Path()
-    for path in packages.glob("oneflow.libs/liboneflow-*.so"):
+    if spec is None or spec.origin is None:
+        raise Unavailable("oneflow is not installed")
+    return Path(spec.origin).parent
+
+
+def open_oneflow() -> ctypes.CDLL:
+    """Return the wheel's liboneflow, which this process has loaded.
+
+    Raises `Unavailable` if it has not, and on other platforms than Linux on x86_64.
+    """
+    require_linux_x86_64()
+    for path in find_package().parent.glob("oneflow.libs/liboneflow-*.so"):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     raise Unavailable("the liboneflow of a wheel is not loaded")

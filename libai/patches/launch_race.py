@@ -22,7 +22,6 @@ from libai.native.symbol_table import (
     address_of,
     find_slot,
     open_oneflow,
-    require_linux_x86_64,
 )
 from libai.patches.table import is_on
 
@@ -85,7 +84,6 @@ def _guard_dequeue() -> None:
     Raises `Unavailable` if this is not possible, and `OSError` if the system forbids executable
     memory.
     """
-    require_linux_x86_64()
     oneflow = open_oneflow()
     slot = find_slot(oneflow, _DEQUEUE)
     original, wait = address_of(oneflow, _DEQUEUE), address_of(oneflow, _WAIT)

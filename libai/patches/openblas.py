@@ -22,7 +22,6 @@ from libai.native.symbol_table import (
     address_of,
     find_slot,
     open_oneflow,
-    require_linux_x86_64,
 )
 from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, world_size
 
@@ -120,7 +119,6 @@ def threads_in_use() -> int:
 
 def _replace() -> str:
     global _openblas
-    require_linux_x86_64()
     try:
         with _one_thread():
             import scipy_openblas32

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 
-from libai.native.symbol_table import Unavailable, find_slot, open_oneflow, require_linux_x86_64
+from libai.native.symbol_table import Unavailable, find_slot, open_oneflow
 from libai.patches.launch_race import make_executable
 from libai.patches.table import is_on
 
@@ -39,7 +39,6 @@ def let_polling_threads_sleep() -> None:
     global _slot
     if _slot is None and is_on("polling-thread"):
         with contextlib.suppress(Unavailable, OSError):
-            require_linux_x86_64()
             slot = find_slot(open_oneflow(), "sched_yield")
             ctypes.pythonapi.Py_IncRef(
                 ctypes.py_object(_times)

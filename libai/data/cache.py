@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
 
+from libai.checkpoint.durable import new_folder
 from libai.data.errors import DataError
 
 _logger = logging.getLogger(__name__)
@@ -53,27 +52,11 @@ def prepare_once(
                         "the prepared data in %s is damaged or incomplete: preparing it again",
                         folder,
                     )
-                _write_and_rename(folder, write)
+                with new_folder(folder) as work:
+                    write(work)
     except OSError as error:
         raise DataError(
             f"preparing data in {folder} failed ({error}): check space and permissions, or choose "
             "another folder with cache_dir=... or the environment variable LIBAI_DATA_DIR."
         ) from error
     return folder
-
-
-def _write_and_rename(folder: Path, write: Callable[[Path], None]) -> None:
-    prefix = f".{folder.name}.tmp-"
-    # those of killed processes: we hold the lock, so nobody uses them
-    for left_behind in folder.parent.glob(f"{prefix}*"):
-        shutil.rmtree(left_behind, ignore_errors=True)
-    # not a private folder of `tempfile`: the user's umask decides who may read the prepared data
-    temporary = folder.with_name(f"{prefix}{secrets.token_hex(4)}")
-    temporary.mkdir()
-    try:
-        write(temporary)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.replace(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise

@@ -67,13 +67,13 @@ def build_text_dataset(
     root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
 
     def write(temporary: Path) -> None:
-        splits = _split_by_file(_without_copies(documents), validation_fraction)
-        pairs = [(split, path) for split, chosen in splits.items() for _, path in chosen]
+        splits = ("train", "validation") if validation_fraction else ("train",)
+        pairs = _split_by_file(_without_copies(documents), validation_fraction)
 
         def texts() -> Iterator[tuple[str, str]]:
             return ((split, read_text(path)) for split, path in pairs)
 
-        write_token_files(temporary, texts, list(splits), tokenizer, vocab_size)
+        write_token_files(temporary, texts, splits, tokenizer, vocab_size)
 
     folder = prepare_once(root / f"{name}-{_fingerprint(documents, options)}", is_complete, write)
     return TokenDataset(folder, sequence_length, split)
@@ -101,15 +101,11 @@ def build_stdlib_dataset(
     )
 
 
-def _split_by_file(
-    documents: list[Document], validation_fraction: float
-) -> dict[str, list[Document]]:
-    """Return `{"train": [...], "validation": [...]}`.
+def _split_by_file(documents: list[Document], validation_fraction: float) -> list[tuple[str, Path]]:
+    """Return the split, "train" or "validation", and the path of each document.
 
-    Validation gets the files with the lowest hash of their name.
-
-    Validation gets at least one file, unless `validation_fraction=0`, which makes no validation
-    split. Raises `DataError` if no file would be left for training.
+    Validation gets the files with the lowest hash of their name, at least one unless
+    `validation_fraction=0`. Raises `DataError` if no file would be left for training.
     """
     num_validation = (
         max(1, round(validation_fraction * len(documents))) if validation_fraction else 0
@@ -120,14 +116,10 @@ def _split_by_file(
             "file(s) leaves none for training, because files are not split. Use more files, or "
             "validation_fraction=0 for no validation split."
         )
-    if not num_validation:
-        return {"train": documents}
-    by_hash = sorted(documents, key=lambda document: hashlib.sha256(document[0].encode()).digest())
-    chosen = {name for name, _ in by_hash[:num_validation]}
-    return {
-        "train": [document for document in documents if document[0] not in chosen],
-        "validation": [document for document in documents if document[0] in chosen],
-    }
+    names = [name for name, _ in documents]
+    by_hash = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+    chosen = set(by_hash[:num_validation])
+    return [("validation" if name in chosen else "train", path) for name, path in documents]
 
 
 def _matching_files(patterns: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Document]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -65,25 +66,29 @@ def write_token_files(
         tokenizer, vocab_size, (text for split, text in documents() if split == "train"), end_token
     )
     dtype = np.min_scalar_type(made.vocab_size - 1)
-    num_documents = 0
+    kind = dtype.newbyteorder("<")
+    offsets = {split: array("q", [0]) for split in splits}
     with ExitStack() as stack:
-        writers = {
-            split: stack.enter_context(_SplitWriter(folder, split, dtype)) for split in splits
+        files = {
+            split: stack.enter_context((folder / f"{split}.bin").open("wb")) for split in splits
         }
         for batch in _batches(documents()):
             encoded = made.encode_batch([text for _, text in batch])
             for (split, _), tokens in zip(batch, encoded):
-                writers[split].add(np.append(tokens, made.end_of_document))
-            num_documents = sum(writer.num_documents for writer in writers.values())
-            note(num_documents, sum(writer.num_tokens for writer in writers.values()))
+                document = np.append(tokens, made.end_of_document).astype(kind)
+                files[split].write(document.tobytes())
+                offsets[split].append(offsets[split][-1] + len(document))
+            num_documents = sum(map(len, offsets.values())) - len(splits)
+            note(num_documents, sum(ends[-1] for ends in offsets.values()))
             note_progress()
-    for split, writer in writers.items():
-        if not writer.num_documents:
+    for split, ends in offsets.items():
+        if len(ends) == 1:
             raise DataError(
-                f"no document is left for {split} (of {num_documents}): use more documents, or "
-                "validation_fraction=0 for no validation split."
+                f"no document is left for {split}: use more documents, or validation_fraction=0 "
+                "for no validation split."
             )
-        _logger.info("%s: %d documents, %d tokens", split, writer.num_documents, writer.num_tokens)
+        np.asarray(ends, "<i8").tofile(folder / f"{split}.offsets")
+        _logger.info("%s: %d documents, %d tokens", split, len(ends) - 1, ends[-1])
     made.save(folder)
     index = TokenIndex(dtype.name, made.vocab_size, made.end_of_document, list(splits))
     (folder / "index.json").write_text(json.dumps(asdict(index)), encoding="utf-8")
@@ -104,32 +109,6 @@ def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, s
             size = 0
     if batch:
         yield batch
-
-
-class _SplitWriter:
-    """Writes the two files of one split, one document at a time."""
-
-    def __init__(self, folder: Path, split: str, dtype: np.dtype):
-        self._dtype = dtype.newbyteorder("<")
-        self._tokens = (folder / f"{split}.bin").open("wb")
-        self._offsets = (folder / f"{split}.offsets").open("wb")
-        self._offsets.write(bytes(8))
-        self.num_documents = 0
-        self.num_tokens = 0
-
-    def add(self, tokens: np.ndarray) -> None:
-        """Append a document, given with its end-of-document token."""
-        self.num_documents += 1
-        self.num_tokens += len(tokens)
-        self._tokens.write(tokens.astype(self._dtype).tobytes())
-        self._offsets.write(self.num_tokens.to_bytes(8, "little"))
-
-    def __enter__(self) -> _SplitWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._tokens.close()
-        self._offsets.close()
 
 
 def read_index(folder: Path) -> TokenIndex:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,27 +27,6 @@ _END_TOKENS = (
     "<|im_end|>",
     "[SEP]",
 )
-
-
-class Tokenizer(Protocol):
-    """The methods that token files and text generation need from a tokenizer."""
-
-    vocab_size: int
-    end_of_document: int
-
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`, without an end-of-document token."""
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`, without end-of-document tokens."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of every text, as 1-D integer arrays without an end-of-document
-        token.
-        """
-
-    def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` into `folder`, which `load_tokenizer` reads."""
 
 
 class ByteTokenizer:
@@ -159,6 +138,9 @@ class BPETokenizer:
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into `folder`, in the format of the `tokenizers` library."""
         self._model.save(str(folder / "tokenizer.json"))
+
+
+Tokenizer = ByteTokenizer | BPETokenizer
 
 
 def make_tokenizer(

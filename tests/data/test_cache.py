@@ -22,10 +22,10 @@ def write_done(folder):
 def test_damaged_data_and_leftovers_of_a_killed_process_are_replaced(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "half").write_text("x")
-    (tmp_path / ".data.tmp-dead").mkdir()
+    (tmp_path / ".saving-data").mkdir()
     prepare_once(tmp_path / "data", is_complete, write_done)
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["done"]
-    assert not (tmp_path / ".data.tmp-dead").exists()
+    assert not (tmp_path / ".saving-data").exists()
 
 
 def test_others_wait_and_never_see_half_of_it(tmp_path):

@@ -21,7 +21,7 @@ from libai.models.blocks.transformer import (
     check_length,
     check_transformer,
     embed_tokens,
-    layer_norm_block,
+    layer_norm_blocks,
     padding_mask,
     plan_of_blocks,
 )
@@ -80,19 +80,15 @@ class BERTEncoder(nn.Module):
         )
         self.embedding_norm = nn.LayerNorm(hidden_size, eps=norm_eps) if is_post_norm else None
         self.embedding_dropout = Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            [
-                layer_norm_block(
-                    hidden_size,
-                    num_heads,
-                    mlp_ratio,
-                    dropout,
-                    activation=activation,
-                    norm_eps=norm_eps,
-                    is_post_norm=is_post_norm,
-                )
-                for _ in range(num_layers)
-            ]
+        self.blocks = layer_norm_blocks(
+            num_layers,
+            hidden_size,
+            num_heads,
+            mlp_ratio,
+            dropout,
+            activation=activation,
+            norm_eps=norm_eps,
+            is_post_norm=is_post_norm,
         )
         self.norm = None if is_post_norm else nn.LayerNorm(hidden_size, eps=norm_eps)
         self.pooler = nn.Linear(hidden_size, hidden_size) if has_pooler else None

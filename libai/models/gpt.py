@@ -17,7 +17,7 @@ from libai.models.blocks.transformer import (
     RESIDUAL_PROJECTIONS,
     check_transformer,
     embed_tokens,
-    layer_norm_block,
+    layer_norm_blocks,
     plan_of_blocks,
 )
 from libai.utils.sizes import check_sizes
@@ -63,20 +63,15 @@ class GPT(LanguageModel):
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.position_embedding = nn.Parameter(flow.zeros(max_seq_length, hidden_size))
         self.embedding_dropout = Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            [
-                layer_norm_block(
-                    hidden_size,
-                    num_heads,
-                    mlp_ratio,
-                    dropout,
-                    0.0,
-                    max_seq_length,
-                    activation,
-                    norm_eps,
-                )
-                for _ in range(num_layers)
-            ]
+        self.blocks = layer_norm_blocks(
+            num_layers,
+            hidden_size,
+            num_heads,
+            mlp_ratio,
+            dropout,
+            causal_length=max_seq_length,
+            activation=activation,
+            norm_eps=norm_eps,
         )
         self.norm = nn.LayerNorm(hidden_size, eps=norm_eps)
         self.head = None if tie_head else nn.Linear(hidden_size, vocab_size, bias=False)

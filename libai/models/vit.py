@@ -11,8 +11,7 @@ from libai.models.blocks.patches import PatchClassifier
 from libai.models.blocks.transformer import (
     RESIDUAL_PROJECTIONS,
     check_transformer,
-    layer_norm_block,
-    linear_rates,
+    layer_norm_blocks,
     plan_of_blocks,
 )
 
@@ -52,13 +51,15 @@ class ViT(PatchClassifier):
         self.class_token = nn.Parameter(flow.zeros(1, 1, hidden_size))
         self.position_embedding = nn.Parameter(flow.zeros(num_patches + 1, hidden_size))
         self.embedding_dropout = Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            [
-                layer_norm_block(
-                    hidden_size, num_heads, mlp_ratio, dropout, rate, None, activation, norm_eps
-                )
-                for rate in linear_rates(drop_path, num_layers)
-            ]
+        self.blocks = layer_norm_blocks(
+            num_layers,
+            hidden_size,
+            num_heads,
+            mlp_ratio,
+            dropout,
+            drop_path,
+            activation=activation,
+            norm_eps=norm_eps,
         )
         self.norm = nn.LayerNorm(hidden_size, eps=norm_eps)
         self.head = nn.Linear(hidden_size, num_classes)

@@ -16,7 +16,7 @@ from libai.models.blocks.patches import check_image, check_patches, patches_of
 from libai.models.blocks.transformer import (
     RESIDUAL_PROJECTIONS,
     check_transformer,
-    layer_norm_block,
+    layer_norm_blocks,
     plan_of_blocks,
 )
 from libai.utils.errors import UserError
@@ -113,9 +113,7 @@ class MAE(nn.Module):
         self.register_buffer("position_embedding", sine_positions(side, hidden_size))
         self.noise = PatchNoise(side**2)
         sizes = (mlp_ratio, 0.0, 0.0, None, activation, norm_eps)
-        self.blocks = nn.ModuleList(
-            [layer_norm_block(hidden_size, num_heads, *sizes) for _ in range(num_layers)]
-        )
+        self.blocks = layer_norm_blocks(num_layers, hidden_size, num_heads, *sizes)
         self.norm = nn.LayerNorm(hidden_size, eps=norm_eps)
         self.decoder_embedding = nn.Linear(hidden_size, decoder_hidden_size)
         self.mask_token = nn.Parameter(flow.zeros(1, 1, decoder_hidden_size))
@@ -123,11 +121,8 @@ class MAE(nn.Module):
             "decoder_position_embedding", sine_positions(side, decoder_hidden_size)
         )
         sizes = (decoder_mlp_ratio, *sizes[1:])
-        self.decoder_blocks = nn.ModuleList(
-            [
-                layer_norm_block(decoder_hidden_size, decoder_num_heads, *sizes)
-                for _ in range(decoder_num_layers)
-            ]
+        self.decoder_blocks = layer_norm_blocks(
+            decoder_num_layers, decoder_hidden_size, decoder_num_heads, *sizes
         )
         self.decoder_norm = nn.LayerNorm(decoder_hidden_size, eps=norm_eps)
         self.head = nn.Linear(decoder_hidden_size, num_channels * patch_size**2)

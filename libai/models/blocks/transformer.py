@@ -302,7 +302,8 @@ class ResPostNormBlock(Block):
         return x + self.mlp_drop_path(self.mlp_norm(self.mlp_dropout(self.mlp(x))))
 
 
-def layer_norm_block(
+def layer_norm_blocks(
+    num_layers: int,
     hidden_size: int,
     num_heads: int,
     mlp_ratio: float = 4.0,
@@ -312,19 +313,24 @@ def layer_norm_block(
     activation: str = "gelu",
     norm_eps: float = 1e-5,
     is_post_norm: bool = False,
-) -> Block:
-    """Return the block of GPT-2, BERT and ViT, with layer norms and biases in all layers.
+) -> nn.ModuleList:
+    """Return the blocks of GPT-2, BERT and ViT, with layer norms and biases in all layers.
 
-    The MLP has `hidden_size * mlp_ratio` hidden units.
+    The MLP has `hidden_size * mlp_ratio` hidden units. `drop_path` is the probability of the last
+    block.
     """
-    return Block(
-        Attention(hidden_size, num_heads, causal_length),
-        MLPBlock(hidden_size, int(hidden_size * mlp_ratio), activation),
-        partial(nn.LayerNorm, hidden_size, eps=norm_eps),
-        dropout,
-        drop_path,
-        is_post_norm,
-    )
+    blocks = [
+        Block(
+            Attention(hidden_size, num_heads, causal_length),
+            MLPBlock(hidden_size, int(hidden_size * mlp_ratio), activation),
+            partial(nn.LayerNorm, hidden_size, eps=norm_eps),
+            dropout,
+            rate,
+            is_post_norm,
+        )
+        for rate in linear_rates(drop_path, num_layers)
+    ]
+    return nn.ModuleList(blocks)
 
 
 def linear_rates(last: float, count: int) -> list[float]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -43,19 +44,18 @@ class BatchReader:
                 f"collate is a {type(collate).__name__}, not a function of a list of samples."
             )
         self.dataset = as_dataset(dataset)
+        self._name = type(self.dataset).__name__
         self.collate = collate
         self._has_batches = collate is None and hasattr(self.dataset, "get_batch")
         if not self._has_batches and not hasattr(self.dataset, "__getitem__"):
-            raise DataError(
-                f"collate needs single samples, but {type(self.dataset).__name__} has no ds[i]. "
-                "Add it."
-            )
+            raise DataError(f"collate needs single samples, but {self._name} has no ds[i]. Add it.")
+        get = self.dataset.get_batch if self._has_batches else partial(getitem, self.dataset)
+        self._read = partial(_read, self._name, get)
         self._lengths = getattr(self.dataset, "lengths", None)
         if self._lengths is not None and len(self._lengths) != len(self.dataset):
             raise DataError(
-                f"{type(self.dataset).__name__}.lengths has {len(self._lengths)} numbers, but the "
-                f"dataset has {len(self.dataset)} samples: provide one number per sample, or "
-                "remove it."
+                f"{self._name}.lengths has {len(self._lengths)} numbers, but the dataset has "
+                f"{len(self.dataset)} samples: provide one number per sample, or remove it."
             )
         self._num_workers = num_workers
         self._map = ThreadPoolExecutor(num_workers, "libai-data-worker").map if num_workers else map
@@ -77,29 +77,29 @@ class BatchReader:
         collate = self.collate
         num_parts = max(1, min(self._num_workers, len(indices)))
         workers: Callable[..., Iterable[Any]] = self._map
-        read: Callable[..., Any] = _read_rows if self._has_batches else _read_sample
+        read: Callable[..., Any] = self._read
         if seeds is not None:
             workers = map
             num_parts = len(indices)
             read = seeds.before(read)
         wanted = np.array_split(indices, num_parts) if self._has_batches else indices.tolist()
-        parts = list(workers(partial(read, self.dataset), wanted))
+        parts = list(workers(read, wanted))
         if seeds is not None:
             seeds.for_batch()
         batch: Mapping[str, Any]
         if collate is None:
-            batch = _combined(self.dataset, parts, self._has_batches)
+            batch = _combined(self._name, parts, self._has_batches)
         elif self._lengths is not None and hasattr(collate, "pad_to"):
             longest = np.asarray(self._lengths)[indices if together is None else together].max()
             batch = collate.pad_to(parts, int(longest))
         else:
             batch = collate(parts)
-        batch = _checked_dict("the result of collate for samples", self.dataset, batch)
-        return as_batch(self.dataset, batch, len(indices))
+        batch = _checked_dict(f"the result of collate for samples of {self._name}", batch)
+        return as_batch(self._name, batch, len(indices))
 
 
-def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch:
-    """Convert the `values` of `dataset` to contiguous int64, float32 or bool arrays with
+def as_batch(name: str, values: Mapping[str, Any], num_samples: int) -> Batch:
+    """Convert the `values` of the dataset `name` to contiguous int64, float32 or bool arrays with
     `num_samples` rows.
 
     Raises `DataError` if a value has a different number of rows or cannot be converted.
@@ -109,50 +109,44 @@ def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch
         array = _to_numpy(value)
         if array.ndim == 0 or len(array) != num_samples:
             raise DataError(
-                f"{key!r} of {type(dataset).__name__} has the shape {array.shape} for "
+                f"{key!r} of {name} has the shape {array.shape} for "
                 f"{num_samples} samples: the first axis of every entry of a batch counts the "
                 "samples."
             )
         dtype = {"i": np.int64, "u": np.int64, "f": np.float32, "b": np.bool_}.get(array.dtype.kind)
         if dtype is None:
             raise DataError(
-                f"{key!r} of {type(dataset).__name__} contains {array.dtype} values, which cannot "
+                f"{key!r} of {name} contains {array.dtype} values, which cannot "
                 "be converted to a tensor: use numbers or booleans, or remove the key."
             )
         batch[key] = np.ascontiguousarray(array, dtype=dtype)
     return batch
 
 
-def _read_sample(dataset: Any, index: int) -> Any:
+def _read(name: str, get: Callable[[Any], Any], index: Any) -> Any:
+    """Return the sample, or the batch of samples, at `index`."""
     try:
         with THREAD.reading:
-            return dataset[index]
+            return get(index)
     except Exception as error:
-        raise _reading_failed(dataset, f"sample {index}", error) from error
+        numbers = ", ".join(map(str, np.ravel(index)[:8].tolist()))
+        text = f"reading sample{'s' * np.ndim(index)} {numbers} of {name} failed: {error}"
+        if isinstance(error, UserError):
+            raise DataError(text) from error
+        raise SampleError(f"{text} ({type(error).__name__})") from error
 
 
-def _read_rows(dataset: Any, indices: np.ndarray) -> Mapping[str, Any]:
-    try:
-        with THREAD.reading:
-            batch = dataset.get_batch(indices)
-    except Exception as error:
-        raise _reading_failed(
-            dataset, f"samples {', '.join(map(str, indices[:8].tolist()))}", error
-        ) from error
-    return _checked_dict("get_batch", dataset, batch)
-
-
-def _combined(dataset: Any, parts: Sequence[Any], are_batches: bool) -> Mapping[str, Any]:
+def _combined(name: str, parts: Sequence[Any], are_batches: bool) -> Mapping[str, Any]:
     """Combine many dicts of arrays into one: stack samples, or concatenate the parts of a batch."""
+    first = _checked_dict(f"{'get_batch' if are_batches else 'a sample'} of {name}", parts[0])
     if are_batches and len(parts) == 1:
-        return parts[0]
+        return first
     combine = np.concatenate if are_batches else np.stack
-    first = _checked_dict("a sample", dataset, parts[0])
     for part in parts:
         if not isinstance(part, Mapping) or part.keys() != first.keys():
             found = sorted(part) if isinstance(part, Mapping) else f"a {type(part).__name__}"
             raise DataError(
-                f"samples of {type(dataset).__name__} have the keys {sorted(first)} and {found}: "
+                f"samples of {name} have the keys {sorted(first)} and {found}: "
                 "every sample must have the same keys."
             )
     batch = {}
@@ -162,7 +156,7 @@ def _combined(dataset: Any, parts: Sequence[Any], are_batches: bool) -> Mapping[
             batch[key] = combine(arrays)
         except ValueError as error:
             raise DataError(
-                f"{key!r} of {type(dataset).__name__} has the shapes "
+                f"{key!r} of {name} has the shapes "
                 f"{sorted({a.shape for a in arrays})} within one batch, which cannot be stacked: "
                 "pad or crop the samples to one shape in the dataset, or pass a collate function, "
                 "such as libai.data.PadCollate."
@@ -176,21 +170,14 @@ def _to_numpy(value: Any) -> np.ndarray:
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
-def _checked_dict(what: str, dataset: Any, found: Any) -> Mapping[str, Any]:
+def _checked_dict(what: str, found: Any) -> Mapping[str, Any]:
     if isinstance(found, Mapping):
         return found
     raise DataError(
-        f"{what} of {type(dataset).__name__} is a {type(found).__name__}, not a dict: return a "
+        f"{what} is a {type(found).__name__}, not a dict: return a "
         "dict whose keys are "
         'arguments of model.forward, e.g. {"images": image, "labels": label}.'
     )
-
-
-def _reading_failed(dataset: Any, what: str, error: Exception) -> Exception:
-    text = f"reading {what} of {type(dataset).__name__} failed: {error}"
-    if isinstance(error, UserError):
-        return DataError(text)
-    return SampleError(f"{text} ({type(error).__name__})")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _read_step(
             seeds.for_batch()
         augmented = dataset.augment_batch(batch, SampleRandom(stream.seed, np.arange(start, stop)))
         if augmented is not batch:
-            batch = as_batch(dataset, augmented, stop - start)
+            batch = as_batch(type(dataset).__name__, augmented, stop - start)
     return batch
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from libai.data.errors import DataError
+from libai.utils.atomic import read_json
 
 _END_OF_DOCUMENT = "<|endofdocument|>"
 _END_TOKENS = (
@@ -179,7 +180,7 @@ def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenize
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise DataError(f"{path} does not exist: prepare the folder again.")
-    if json.loads(path.read_text(encoding="utf-8")).get("type") == "bytes":
+    if read_json(path).get("type") == "bytes":
         return ByteTokenizer()
     from tokenizers import Tokenizer as Model
 

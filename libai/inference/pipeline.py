@@ -5,7 +5,6 @@ and predict.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +19,7 @@ from libai.hf import load_pretrained
 from libai.inference.generation import GenerationOptions, Generator
 from libai.inference.text import TextCodec, TextStream
 from libai.parallel import Mesh, full_tensor
+from libai.utils.atomic import read_json
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
 
@@ -70,8 +70,7 @@ class Pipeline:
         self.predictor = Predictor(load_pretrained(folder), self._source, mesh)
         if self._tokenizer_path is None and (folder / "tokenizer.json").is_file():
             self._tokenizer_path = folder
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        self._names_in_config = config.get("id2label") or {}
+        self._names_in_config = read_json(folder / "config.json").get("id2label") or {}
 
     @cached_property
     def tokenizer(self) -> TextCodec:

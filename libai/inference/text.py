@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from libai.data import load_tokenizer
+from libai.utils.atomic import read_json
 from libai.utils.errors import UserError
 
 
@@ -39,7 +39,7 @@ class TextCodec:
         folder = path if path.is_dir() else path.parent
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
-            if json.loads(file.read_text(encoding="utf-8")).get("type") == "bytes":
+            if read_json(file).get("type") == "bytes":
                 return cls.of_data(load_tokenizer(folder))
             from tokenizers import Tokenizer
 
@@ -86,8 +86,7 @@ class TextStream:
 
 def _stop_token(folder: Path) -> int | list[int] | None:
     for name in ("generation_config.json", "config.json"):
-        if (folder / name).is_file():
-            token = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
-            if token is not None:
-                return token
+        token = read_json(folder / name).get("eos_token_id")
+        if token is not None:
+            return token
     return None

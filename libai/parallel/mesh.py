@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import oneflow as flow
 
 from libai.config.batch import solve_data_parallel_size
@@ -79,12 +80,10 @@ class Mesh:
         else one row.
         """
         count = self.data * self.tensor
-        ranks = list(range(stage * count, (stage + 1) * count))
+        ranks = np.arange(stage * count, (stage + 1) * count)
         if self.is_table:
-            return flow.placement(
-                self.device, [ranks[i : i + self.tensor] for i in range(0, len(ranks), self.tensor)]
-            )
-        return flow.placement(self.device, ranks)
+            ranks = ranks.reshape(self.data, self.tensor)
+        return flow.placement(self.device, ranks.tolist())
 
     @property
     def is_table(self) -> bool:

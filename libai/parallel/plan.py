@@ -171,14 +171,14 @@ class ParallelPlan:
         blocks = self.block_names(model) if self.blocks or mesh.pipeline > 1 else []
         tail = mesh.pipeline - 1 if self.last else 0
         stages = self._stages_of_blocks(model, blocks, mesh, tail)
-        sharding = ShardingPlan(mesh, {}, dict(zip(blocks, stages)), tail, self)
-        tensors = {}
+        tensors: dict[str, TensorLayout] = {}
+        sharding = ShardingPlan(mesh, tensors, dict(zip(blocks, stages)), tail, self)
         for name, tensor in named.items():
             axis = axes.get(name)
             is_shared = shares_parameters and mesh.data > 1 and isinstance(tensor, nn.Parameter)
             data_axis = _data_axis(tensor, axis, mesh) if is_shared else None
             tensors[name] = TensorLayout(sharding.stage_of(name), axis, data_axis)
-        return ShardingPlan(mesh, tensors, sharding.stage_of_block, tail, self)
+        return sharding
 
     # ------------------------------------------------------------------ helpers of `arrange`
 

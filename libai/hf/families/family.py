@@ -189,9 +189,19 @@ def num_classes_of(config: Config) -> int:
     return count
 
 
-def labels_of(ours: Config) -> dict[str, Any]:
+def _labels_of(ours: Config) -> dict[str, Any]:
     names = [f"LABEL_{i}" for i in range(ours["num_classes"])]
     return {
         "id2label": dict(enumerate(names)),
         "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
+def classifying(
+    read: Callable[[Config], dict[str, Any]], write: Callable[[Config], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return `read_more` and `write_more` of a family of classifiers."""
+    return {
+        "read_more": lambda config: {**read(config), "num_classes": num_classes_of(config)},
+        "write_more": lambda ours: {**write(ours), **_labels_of(ours)},
     }

@@ -13,8 +13,7 @@ from libai.hf.families.family import (
     Family,
     activation_of,
     arguments_in,
-    labels_of,
-    num_classes_of,
+    classifying,
     ratio_of,
     read_encoder,
     write_encoder,
@@ -345,11 +344,7 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
         f"{name}ForSequenceClassification": family(
             "libai.models.BERTClassifier",
             (*(rule for rule in _ROBERTA_RULES if rule.ours != "pooler.@"), *classifier),
-            read_more=lambda config: {
-                **_read_roberta(config),
-                "num_classes": num_classes_of(config),
-            },
-            write_more=lambda ours: {**_write_roberta(ours), **labels_of(ours)},
+            **classifying(_read_roberta, _write_roberta),
         ),
         f"{name}Model": family(
             "libai.models.BERTEmbedder",
@@ -557,8 +552,7 @@ TEXT_FAMILIES = {
     "BertForSequenceClassification": _bert(
         "libai.models.BERTClassifier",
         (*_BERT_RULES, Rule("head.@", "classifier.@")),
-        read_more=lambda config: {**read_encoder(config), "num_classes": num_classes_of(config)},
-        write_more=lambda ours: {**_write_bert(ours), **labels_of(ours)},
+        **classifying(read_encoder, _write_bert),
     ),
     "BertModel": _bert(
         "libai.models.BERTEmbedder",

@@ -13,8 +13,7 @@ from libai.hf.families.family import (
     Family,
     activation_of,
     arguments_in,
-    labels_of,
-    num_classes_of,
+    classifying,
     read_encoder,
     write_encoder,
 )
@@ -69,8 +68,7 @@ _VIT = Family(
     required={"qkv_bias": (True,)},
     prefix="vit.",
     inputs={"pixel_values": "images"},
-    read_more=lambda config: {**read_encoder(config), "num_classes": num_classes_of(config)},
-    write_more=lambda ours: {**write_encoder(ours), **labels_of(ours)},
+    **classifying(read_encoder, write_encoder),
 )
 
 
@@ -116,15 +114,12 @@ def _swin_rules(prefix: str, config: Config) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _read_classifier(config: Config) -> dict[str, Any]:
-    return {
-        "activation": activation_of(config.get("hidden_act", "gelu")),
-        "num_classes": num_classes_of(config),
-    }
+def _read_activation(config: Config) -> dict[str, Any]:
+    return {"activation": activation_of(config.get("hidden_act", "gelu"))}
 
 
-def _write_classifier(ours: Config) -> dict[str, Any]:
-    return {"hidden_act": ACTIVATIONS_OF_HF[ours.get("activation", "gelu")], **labels_of(ours)}
+def _write_activation(ours: Config) -> dict[str, Any]:
+    return {"hidden_act": ACTIVATIONS_OF_HF[ours.get("activation", "gelu")]}
 
 
 def _swin(model_type: str, target: str, **required: tuple[Any, ...]) -> Family:
@@ -150,8 +145,7 @@ def _swin(model_type: str, target: str, **required: tuple[Any, ...]) -> Family:
         prefix=f"{model_type}.",
         not_weights=("*.relative_position_index", "*.relative_coords_table"),
         inputs={"pixel_values": "images"},
-        read_more=_read_classifier,
-        write_more=_write_classifier,
+        **classifying(_read_activation, _write_activation),
     )
 
 

@@ -120,12 +120,11 @@ class ImagesInMemory(_Augmented):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return self.get_batch(index)
-
     def get_batch(self, indices: np.ndarray | int) -> dict[str, np.ndarray]:
         """Return `images` float32 `(B, C, H, W)` and `labels` int64 `(B,)`."""
         return {"images": self._scaled(self.images[indices]), "labels": self.labels[indices]}
+
+    __getitem__ = get_batch  # the index of one sample selects a row without its first axis
 
     def _cropped(self, images: np.ndarray, uniform: np.ndarray) -> np.ndarray:
         return random_shift(images, uniform, self._max_shift)

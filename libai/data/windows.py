@@ -59,14 +59,15 @@ class TokenWindows:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return _as_sample(self._windows[index])
-
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the windows at `indices`: `input_ids` and `labels`, int64 `(len(indices),
         sequence_length)`.
         """
-        return _as_sample(self._windows[indices])
+        windows = self._windows[indices]
+        inputs = windows[..., :-1].astype(np.int64)
+        return {"input_ids": inputs, "labels": windows[..., 1:].astype(np.int64)}
+
+    __getitem__ = get_batch  # one index selects a window without the first axis
 
 
 class TokenDataset(TokenWindows):
@@ -168,10 +169,3 @@ def read_megatron(path: Path) -> tuple[np.ndarray, np.ndarray]:
         f"sequences in {num_documents} documents of {index}: the files do not belong together, or "
         "one is damaged. Copy them again."
     )
-
-
-def _as_sample(windows: np.ndarray) -> dict[str, np.ndarray]:
-    return {
-        "input_ids": windows[..., :-1].astype(np.int64),
-        "labels": windows[..., 1:].astype(np.int64),
-    }

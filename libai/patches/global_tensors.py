@@ -9,7 +9,6 @@ not affected, except for assignments that OneFlow cannot compile or whose gradie
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -146,17 +145,19 @@ def _select(_: object, input: flow.Tensor, dim: int, index: int) -> flow.Tensor:
 
 
 def _new_ones(
-    operation: Callable[..., Any], x: flow.Tensor, *args: Any, **kwargs: Any
+    operation: Callable[..., Any],
+    x: flow.Tensor,
+    size: Any,
+    dtype: Any = None,
+    device: Any = None,
+    placement: Any = None,
+    sbp: Any = None,
+    requires_grad: bool = False,
 ) -> flow.Tensor:
-    given = inspect.signature(operation).bind(x, *args, **kwargs).arguments
-    if given.get("placement") is not None:
-        return operation(**given)
-    return flow.ones(
-        *given["size"],
-        dtype=given.get("dtype") or x.dtype,
-        **_beside(x),
-        requires_grad=given.get("requires_grad", False),
-    )
+    if placement is not None:
+        return operation(x, size, dtype, device, placement, sbp, requires_grad)
+    kind = dtype or x.dtype
+    return flow.ones(*size, dtype=kind, **_beside(x), requires_grad=requires_grad)
 
 
 def _new_tensor(

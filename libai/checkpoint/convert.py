@@ -32,8 +32,7 @@ def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) ->
         wrong = "exists already" if target.exists() else "is not the name of a safetensors file"
         raise CheckpointError(f"{target} {wrong}. Choose a name such as gpt.safetensors.")
     specs = {}
-    for name in group:
-        spec = group.spec(name)
+    for name, spec in group.specs.items():
         specs[name] = (
             TensorSpec(dtype, spec.shape) if dtype is not None and spec.dtype in FLOATING else spec
         )
@@ -73,7 +72,7 @@ def _differences(a: Any, b: Any, place: str) -> Iterator[tuple[str, str]]:
         if name not in a or name not in b:
             yield inner, f"only in the {'first' if name in a else 'second'}"
             continue
-        specs = [group.spec(name) for group in (a, b) if isinstance(group, TensorGroup)]
+        specs = [group.specs[name] for group in (a, b) if isinstance(group, TensorGroup)]
         if len(set(specs)) > 1:
             yield inner, " and ".join(f"{spec.dtype} {spec.shape}" for spec in specs)
         else:

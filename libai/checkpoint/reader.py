@@ -35,7 +35,7 @@ class TensorGroup(Mapping[str, np.ndarray]):
     cached.
 
     A bfloat16 tensor is returned as a float32 array with the same values, since numpy has no
-    bfloat16. `spec(name)` contains the stored dtype. Raises `CheckpointError` if a tensor cannot be
+    bfloat16. `specs` contains the stored dtypes. Raises `CheckpointError` if a tensor cannot be
     read or its file is damaged.
 
     Args:
@@ -54,34 +54,31 @@ class TensorGroup(Mapping[str, np.ndarray]):
     ):
         self.origin = origin
         self.files = files or {}
-        self._specs = dict(sorted(specs.items()))
+        #: logical dtype and shape of each tensor, known without reading data
+        self.specs = dict(sorted(specs.items()))
         self._fetch = fetch
 
     def replaced_by(self, other: TensorGroup) -> TensorGroup:
         """Return a group in which tensors of `other` replace those with the same names."""
         return TensorGroup(
             self.origin,
-            {**self._specs, **other._specs},
+            {**self.specs, **other.specs},
             lambda name: (other if name in other else self)[name],
         )
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
+        return iter(self.specs)
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return len(self.specs)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._specs  # the default would read the tensor
+        return name in self.specs  # the default would read the tensor
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._specs:
+        if name not in self.specs:
             raise KeyError(name)
         return self._fetch(name)
-
-    def spec(self, name: str) -> TensorSpec:
-        """Return the logical dtype and shape without reading data."""
-        return self._specs[name]
 
 
 class _Folder:

@@ -91,7 +91,7 @@ def _entry_of(tensors: Mapping[str, Any], name: str, group: str) -> Entry:
             f"{group}: a tensor cannot be named {name!r}, which safetensors files reserve."
         )
     if isinstance(tensors, TensorGroup):
-        return Entry(tensors.spec(name), partial(tensors.__getitem__, name))
+        return Entry(tensors.specs[name], partial(tensors.__getitem__, name))
     tensor = tensors[name]
     if isinstance(tensor, Entry):
         return tensor

@@ -141,8 +141,10 @@ def load_weights(
     tensors = source if isinstance(source, Mapping) else open_weights(source, group)
     origin = tensors.origin.name if isinstance(tensors, TensorGroup) else "the given tensors"
     names, idle = _revise(tensors, revise_keys or (), origin)
-    read_spec = getattr(tensors, "spec", lambda name: spec_of(tensors[name]))
-    on_disk = {new: read_spec(name) for new, name in names.items()}
+    specs = getattr(tensors, "specs", None)
+    on_disk = {
+        new: spec_of(tensors[name]) if specs is None else specs[name] for new, name in names.items()
+    }
     targets = dict(module.state_dict())  # tied tensors appear under each of their names
     wanted = {
         name: spec_of(tensor)

@@ -8,6 +8,7 @@ of ranks or order.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ class EvaluatorError(UserError):
     """An evaluator cannot use its batch or outputs. The text explains what to change."""
 
 
-class Evaluator:
+class Evaluator(ABC):
     """Base of all evaluators. Stateless: the caller adds the sums.
 
     `process` gets the local tensors (OneFlow or NumPy) of one batch. `compute` gets the sums over
@@ -37,17 +38,17 @@ class Evaluator:
 
     directions: Mapping[str, str] = {}
 
+    @abstractmethod
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
         """Return the additive sums of one batch.
 
         Every batch must give the same keys. Numbers, tensors and arrays of fixed shape are added.
         Lists are joined, for metrics that need all samples at once.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define process(batch, outputs).")
 
+    @abstractmethod
     def compute(self, sums: Sums) -> dict[str, float]:
         """Compute the metrics from the total sums. A metric without any counted sample is nan."""
-        raise NotImplementedError(f"{type(self).__name__} must define compute(sums).")
 
 
 def add_sums(total: Sums, sums: Sums) -> Sums:

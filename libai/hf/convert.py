@@ -123,7 +123,7 @@ def export_folder(
 def _export(config: dict[str, Any], tensors: TensorGroup, out: Path) -> None:
     """Write tensors as `transformers` writes a model with this config."""
     family = family_of(config)
-    found = match(family.rules_for(config), _specs_of(tensors))
+    found = match(family.rules_for(config), tensors.specs)
     matches = {family.written_name(name): one for name, one in found.items()}
     zeros = {}
     for name, keys in family.zeros.items():
@@ -141,7 +141,7 @@ def _export(config: dict[str, Any], tensors: TensorGroup, out: Path) -> None:
 
 
 def _export_like(source: Pretrained, tensors: TensorGroup, out: Path) -> None:
-    matches, _ = _match_exactly(source, _specs_of(tensors))
+    matches, _ = _match_exactly(source, tensors.specs)
     for copy, original in source.family.copies.items():
         matches.setdefault(source.name_in_file(copy), matches[source.name_in_file(original)])
 
@@ -167,10 +167,6 @@ def _check_target(out: str | Path) -> Path:
     return path
 
 
-def _specs_of(tensors: TensorGroup) -> dict[str, TensorSpec]:
-    return {name: tensors.spec(name) for name in tensors}
-
-
 def _match_exactly(
     source: Pretrained, specs: Mapping[str, TensorSpec]
 ) -> tuple[dict[str, Match], WeightsReport]:
@@ -184,7 +180,7 @@ def _match_exactly(
     copies = {source.name_in_file(name) for name in source.family.copies} - set(matches)
     held = {
         name: spec
-        for name, spec in _specs_of(source.tensors).items()
+        for name, spec in source.tensors.specs.items()
         if name not in copies
         and not any(fnmatchcase(name, pattern) for pattern in source.family.not_weights)
     }
@@ -213,7 +209,7 @@ def _imported(source: Pretrained, model: nn.Module) -> tuple[TensorGroup, Weight
     places = {}
     for name, found in matches.items():
         for index, ours in enumerate(found.ours):
-            specs[ours] = TensorSpec(source.tensors.spec(name).dtype, wanted[ours].shape)
+            specs[ours] = TensorSpec(source.tensors.specs[name].dtype, wanted[ours].shape)
             places[ours] = (name, found, index)
 
     def fetch(ours: str) -> np.ndarray:
@@ -244,7 +240,7 @@ def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup:
             return array
         return array + lora_delta(tensors[a], tensors[b], scale).astype(array.dtype)
 
-    specs = {name: spec for name, spec in _specs_of(tensors).items() if not ADAPTER.search(name)}
+    specs = {name: spec for name, spec in tensors.specs.items() if not ADAPTER.search(name)}
     return TensorGroup(tensors.origin, specs, merged)
 
 

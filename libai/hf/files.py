@@ -110,7 +110,7 @@ def write_like(folder: Path, source: Pretrained, fetch: Callable[[str], np.ndarr
         with safe_open(source.folder / file, "numpy") as like:
             metadata = like.metadata() or {}
         names = [name for name, place in source.tensors.files.items() if place == file]
-        specs = {name: source.tensors.spec(name) for name in names}
+        specs = {name: source.tensors.specs[name] for name in names}
         write_tensors(folder / file, specs, {name: fetch(name) for name in names}, metadata)
     for name in (CONFIG, INDEX):
         if (source.folder / name).exists():

@@ -169,17 +169,16 @@ def load(path: str | Path) -> Checkpoint:
     iteration, folder = _open_folder(Path(path))
     groups: dict[str, dict[str, Slot]] = {}
     for name, record in folder.records.items():
-        with open_file(folder.place(name)) as file:
-            num_bytes = os.fstat(file.fileno()).st_size
+        file = folder.place(name)
+        with reading(file):
+            num_bytes = file.stat().st_size
         if num_bytes != record.bytes:
-            raise CheckpointError(
-                f"{file.name} has {num_bytes} bytes, but {record.bytes} were written."
-            )
+            raise CheckpointError(f"{file} has {num_bytes} bytes, but {record.bytes} were written.")
         group = group_of(name)
         if group is not None:
             groups.setdefault(group, {}).update(folder.slots(name))
-    with folder.open(STATE) as file:
-        state = parse_json(file.read(), file.name)
+    with folder.open(STATE) as opened:
+        state = parse_json(opened.read(), opened.name)
     tensors = {group: folder.group(folder.path, slots) for group, slots in groups.items()}
     return Checkpoint(folder.path, iteration, state, tensors)
 

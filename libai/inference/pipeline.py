@@ -234,8 +234,8 @@ class Pipeline:
             return {"images": np.stack([self._image_reader.read_image(file) for file in texts])}
         longest = getattr(self.model, "max_seq_length", None)
         rows = [self.tokenizer.encode(text)[:longest] for text in texts]
-        longest = max(map(len, rows))
-        is_token = np.array([[i < len(row) for i in range(longest)] for row in rows])
+        lengths = np.array(list(map(len, rows)))
+        is_token = np.arange(lengths.max()) < lengths[:, None]
         input_ids = np.zeros(is_token.shape, np.int64)
         input_ids[is_token] = [token for row in rows for token in row]
         batch = {"input_ids": input_ids}

@@ -117,7 +117,7 @@ def import_state(
     Raises a `UserError` that lists the differences if entries are missing, unexpected or of the
     wrong shape. The optimizer is then unchanged.
     """
-    for _, parameter, key, value in _fitted_state(optimizer, named_parameters, tensors, scalars):
+    for parameter, key, value in _fitted_state(optimizer, named_parameters, tensors, scalars):
         put_in(optimizer._state[parameter], key, value)
     for key, value in scalars.items():
         if "/" not in key:
@@ -147,8 +147,8 @@ def _fitted_state(
     named_parameters: NamedParameters,
     tensors: Mapping[str, Any],
     scalars: Mapping[str, Any],
-) -> list[tuple[str, flow.Tensor, str, Any]]:
-    """Return (parameter name, parameter, key, value) for each saved entry.
+) -> list[tuple[flow.Tensor, str, Any]]:
+    """Return (parameter, key, value) for each saved entry.
 
     Values get the layout of their parameter.
 
@@ -173,13 +173,13 @@ def _fitted_state(
             del saved[entry]
             value = tensors[entry] if entry in tensors else scalars[entry]
             if _is_number(value):
-                fitted.append((name, parameter, key, value))
+                fitted.append((parameter, key, value))
             elif tuple(value.shape) != tuple(parameter.shape):
                 mis_shaped.append(
                     f"{entry} (saved {tuple(value.shape)}, wanted {tuple(parameter.shape)})"
                 )
             else:
-                fitted.append((name, parameter, key, like_parameter(value, parameter)))
+                fitted.append((parameter, key, like_parameter(value, parameter)))
     _require_fit(
         optimizer, {"missing": missing, "unexpected": list(saved), "mis-shaped": mis_shaped}
     )

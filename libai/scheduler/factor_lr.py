@@ -169,16 +169,15 @@ def with_momentum(optimizer: flow.optim.Optimizer, rates: Any, momentum: Any) ->
     `momentum`.
     """
     _require_factor(momentum, "momentum_scheduler")
-    if rates is not None:
-        _require_factor(rates, "lr_scheduler (next to a momentum_scheduler)")
-    factor = schedules.constant() if rates is None else rates.factor
-    warmup_iter = 0 if rates is None else rates.warmup_iter
+    if rates is None:
+        rates = FactorLR(optimizer, schedules.constant())
+    _require_factor(rates, "lr_scheduler (next to a momentum_scheduler)")
     return FactorLR(
         optimizer,
-        factor,
+        rates.factor,
         momentum_factor=momentum.factor,
         length=momentum.length,
-        warmup_iter=warmup_iter,
+        warmup_iter=rates.warmup_iter,
     )
 
 

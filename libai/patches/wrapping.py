@@ -100,7 +100,7 @@ def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def repair(owner: Any, repairs: Mapping[str, Callable[..., Any]]) -> None:
-    """Replace those of the functions that `owner` has, for the whole process.
+    """Replace functions of `owner`, if it has them, for the whole process.
 
     `repairs` maps the name of a function to its repair, which gets the function as first argument.
     """

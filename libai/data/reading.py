@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -110,6 +109,7 @@ class RepeatableReading(Generic[Request, Result]):
         #: true if samples are read with seeds; None until one batch has shown if they need them
         self._is_seeded: bool | None = None
         self._seeds_oneflow = False
+        self._was_free = False
         self._pool: ThreadPoolExecutor | None = None
 
     def batches(
@@ -121,43 +121,36 @@ class RepeatableReading(Generic[Request, Result]):
         """
         number = 0
         while True:
-            is_seeded = self._is_seeded
-            read = self._free if is_seeded is False else self._seeded
-            with closing(read(requests_from(number), depth)) as results:
-                for result in results:
+            is_free = self._is_seeded is False
+            self._was_free |= is_free
+            self._pool = pool = ThreadPoolExecutor(1, "libai-read-ahead")
+            read = self._read_watched if is_free else self._read_here
+            results = read_ahead(read, requests_from(number), depth if is_free else 0, pool)
+            try:
+                for result, has_moved in results:
+                    if has_moved:  # read this batch again, with seeds
+                        self._is_seeded = None
+                        break
                     number += 1
                     yield result
-            if self._is_seeded is is_seeded:
-                return
+                    if (self._is_seeded is False) is not is_free:
+                        break
+                else:
+                    return
+            finally:
+                results.close()
+                if self._is_seeded is not False:
+                    # a read that has begun would use the generators that are seeded
+                    pool.shutdown()
 
     def stop(self) -> None:
         """Wait until no thread reads for this object. Close its generators first."""
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _seeded(self, requests: Iterable[Request], depth: int) -> Generator[Result, None, None]:
-        """Yield results read here with seeds, until one shows that none are needed."""
-        for request in requests:
-            yield self._probe(request) if self._is_seeded is None else self._read_seeded(request)[0]
-            if self._is_seeded is False:
-                return
-
-    def _free(self, requests: Iterable[Request], depth: int) -> Generator[Result, None, None]:
-        """Yield results until a generator moves."""
-        self._pool = pool = ThreadPoolExecutor(1, "libai-read-ahead")
-        ahead = read_ahead(self._read_watched, requests, depth, pool)
-        try:
-            for result, has_moved in ahead:
-                if has_moved:
-                    self._is_seeded = None
-                    return
-                yield result
-                if self._is_seeded:
-                    return
-        finally:
-            ahead.close()
-            if self._is_seeded is not False:
-                pool.shutdown()  # a read that has begun would use the generators that are seeded
+    def _read_here(self, request: Request) -> tuple[Result, bool]:
+        result = self._probe(request) if self._is_seeded is None else self._read_seeded(request)[0]
+        return result, False
 
     def _read_watched(self, request: Request) -> tuple[Result, bool]:
         before = random_position()
@@ -185,6 +178,6 @@ class RepeatableReading(Generic[Request, Result]):
         self._is_seeded = bool(used)
         if used:
             logger.info(_SEEDED, self._name, " and ".join(used))
-            if self._pool is not None:  # it has read ahead
+            if self._was_free:
                 logger.warning(_LATE, self._name)
         return result

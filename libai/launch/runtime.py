@@ -27,6 +27,7 @@ from libai.launch.requirements import (
 from libai.native import kernels, layer_norm
 from libai.patches import openblas
 from libai.patches.table import explain_other_version, is_on
+from libai.patches.wrong_values import repair_values
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import (
     DEFAULT_MEETING_SECONDS,
@@ -207,6 +208,7 @@ def _apply_patches() -> None:
     from libai.patches.local_operations import repair_operations
 
     repair_operations()
+    repair_values()
     repair_gradients()
     if is_on("openblas"):
         openblas.use_current()

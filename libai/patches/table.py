@@ -41,6 +41,7 @@ NEEDED = (
     "clip-norm",
     "variable-copies",
     "operations",
+    "values",
     "global-operations",
     "buffers-in-place",
     "tracing",

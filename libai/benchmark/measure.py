@@ -52,9 +52,7 @@ class Measured:
 
     Args:
         unavailable: why the variant cannot run, or None.
-        matmul_flops: floating-point operations per second of its library's large matmul, one value
-            per round; empty if it reports none.
-        peak_rss_bytes: after the first round, before the first matmul.
+        peak_rss_bytes: after the first round.
         first_seconds: time of the first iteration, which includes compilation.
         blocks: seconds per iteration, one value per round.
     """
@@ -63,8 +61,6 @@ class Measured:
     unavailable: str | None = None
     samples_per_iter: int = 0
     tokens_per_iter: int | None = None
-    flops_per_iter: float | None = None
-    matmul_flops: list[float] = field(default_factory=list)
     peak_rss_bytes: int | None = None
     first_seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
@@ -105,10 +101,8 @@ def measure(
             loads.append(os.getloadavg()[0])
             for process, measured in running:
                 answer = process.run(measured.block_iterations)
-                if not round_number:  # a matmul's memory stays in OneFlow's allocator
+                if not round_number:
                     measured.peak_rss_bytes = answer.get("peak_rss_bytes")
-                if "matmul_flops" in answer:
-                    measured.matmul_flops.append(answer["matmul_flops"])
                 measured.blocks.append(answer["seconds"] / measured.block_iterations)
     return everyone, loads
 
@@ -123,7 +117,6 @@ def _first_iterations(process: VariantProcess, measured: Measured, settings: Set
     others = process.run(count, losses=True)
     measured.losses = [*first["losses"], *others["losses"]]
     measured.tokens_per_iter = others.get("tokens_per_iter")
-    measured.flops_per_iter = others.get("flops_per_iter")
     wanted = settings.block_seconds * count / max(others["seconds"], 1e-9)
     # the upper bound limits the block of a very fast variant
     measured.block_iterations = min(max(1, round(wanted)), 100_000)

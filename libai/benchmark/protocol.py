@@ -14,8 +14,6 @@ with `{"event": "done", ...}` and these fields:
     losses          loss of each iteration in full precision, if requested
     peak_rss_bytes  sum of the peak resident memory of all its processes so far   (optional)
     tokens_per_iter tokens per iteration                                          (optional)
-    flops_per_iter  floating-point operations per iteration                       (optional)
-    matmul_flops    median rate of its library's large matmuls right afterwards   (optional)
 
 A variant that cannot fulfill a request answers `{"event": "unavailable", "reason": TEXT}` and
 exits. Other lines on standard output are ignored. A variant must not use the CPU while it waits for
@@ -26,7 +24,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -34,10 +31,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 READY, DONE, UNAVAILABLE = "ready", "done", "unavailable"
-#: size of the square matrices, and number of matmuls, in the measurement of a library's matmul
-#: speed
-MATMUL_SIZE = 1024
-MATMUL_COUNT = 10
 
 
 class Unavailable(Exception):
@@ -76,12 +69,6 @@ class Variant:
                 found.append(self.read(loss))
         return found
 
-    def build_matmul(self, size: int) -> Callable[[], object] | None:
-        """Return a function that multiplies two float32 (size, size) matrices and waits for the
-        result, or None.
-        """
-        return None
-
     def begin(self) -> None:
         """Prepare for the measurement; called right before the clock starts."""
 
@@ -107,17 +94,6 @@ class Variant:
         return self.finish(answer)
 
 
-def measure_matmul(multiply: Callable[[], object]) -> float:
-    """Return the floating-point operations per second of the median of `MATMUL_COUNT` calls."""
-    multiply()
-    times = []
-    for _ in range(MATMUL_COUNT):
-        start = time.perf_counter()
-        multiply()
-        times.append(time.perf_counter() - start)
-    return 2 * MATMUL_SIZE**3 / statistics.median(times)
-
-
 def serve(
     build: Callable[[], Variant], lines: Iterable[str], reply: Callable[[Mapping[str, Any]], object]
 ) -> None:
@@ -126,12 +102,7 @@ def serve(
         variant = build()
         reply({"event": READY, "samples_per_iter": variant.samples_per_iter})
         for line in lines:
-            request = json.loads(line)
-            answer = variant.run(**request)
-            multiply = None if request["losses"] else variant.build_matmul(MATMUL_SIZE)
-            if multiply is not None:
-                answer["matmul_flops"] = measure_matmul(multiply)
-            reply({"event": DONE, **answer})
+            reply({"event": DONE, **variant.run(**json.loads(line))})
     except Unavailable as reason:
         reply({"event": UNAVAILABLE, "reason": str(reason)})
 

@@ -9,6 +9,7 @@ median, sampled with a fixed seed.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from libai.benchmark.measure import Measured, difference_of
-from libai.benchmark.variants import ONE_THREAD, TWIN
+from libai.benchmark.variants import TWIN
+from libai.utils.screen import format_table
 
 #: above this noise, a machine's measurements are too uncertain for any verdict
 TOO_NOISY = 0.1
@@ -76,14 +78,12 @@ def describe_case(
     floor = noise_floor(noise) if noise else math.inf
     is_noisy = floor > TOO_NOISY or max(loads) > cores + 1
     limit = math.inf if is_noisy else floor
-    flops = max(measured.flops_per_iter or 0.0 for measured in everyone)
     rows = []
     for measured in everyone:
         row = asdict(measured)
         row["name"] = row.pop("spec")["name"]
         if measured.blocks:
             row["step_seconds"] = estimate(measured.blocks)
-            row["matmul_share"] = matmul_share(flops, measured, everyone)
             row.update(compare(measured, baseline, limit))
             row["verdict"] = row["verdict"] if measured is not baseline else ""
         rows.append(row)
@@ -110,20 +110,6 @@ def describe_case(
             "threads. Measure again on a quiet machine."
         )
     return {"title": title, "loads": loads, "noise": noise, "variants": rows, "notes": notes}
-
-
-def matmul_share(flops: float, measured: Measured, everyone: Sequence[Measured]) -> float:
-    """Return the median rate of training, as a fraction of the fastest matmul of the same round.
-
-    Variants with the same number of threads count. The result is 0 if none reports a matmul.
-    `flops`: floating-point operations per iteration.
-    """
-    has_one_thread = ONE_THREAD in measured.spec.name
-    alike = [
-        one.matmul_flops for one in everyone if (ONE_THREAD in one.spec.name) == has_one_thread
-    ]
-    fastest = np.max([rates for rates in alike if rates] or [[math.inf]], axis=0)
-    return float(np.median(flops / np.asarray(measured.blocks) / fastest))
 
 
 def compare(measured: Measured, baseline: Measured, floor: float) -> dict[str, Any]:
@@ -169,3 +155,29 @@ def format_spread(found: Mapping[str, float], scale: float = 1.0) -> str:
     shown = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     off = (found["high"] - found["low"]) / 2 / found["median"]
     return f"{shown} ±{off:.0%}" if off >= 0.095 else f"{shown} ±{off:.1%}"
+
+
+def to_text(case: Mapping[str, Any]) -> str:
+    """Return the report on one config: its title, a row for each variant that ran, and the notes.
+
+    It is Markdown that is readable on a terminal.
+    """
+    measured = [row for row in case["variants"] if row["blocks"]]
+    tokens = max(row["tokens_per_iter"] or 0 for row in measured)
+    speed = "tokens/s" if tokens else "samples/s"
+    rows = [["variant", "ms/iter", "ratio", "verdict", speed, "first s", "RSS MiB"]]
+    for row in measured:
+        rows.append(
+            [
+                row["name"],
+                format_spread(row["step_seconds"], 1e3),
+                format_spread(row["ratio"]),
+                row["verdict"],
+                f"{(tokens or row['samples_per_iter']) / row['step_seconds']['median']:,.0f}",
+                f"{row['first_seconds']:.2f}",
+                f"{(row['peak_rss_bytes'] or 0) / 2**20:,.0f}",
+            ]
+        )
+    table = textwrap.indent(format_table(rows, right=range(1, 7)), "    ")
+    notes = "".join(f"* {note}\n" for note in case["notes"])
+    return f"## {case['title']}\n\n{table}\n\n{notes}"

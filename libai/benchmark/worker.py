@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,18 +40,6 @@ class OneFlowVariant(Variant):
 
     def __init__(self, config: Any):
         self._device = default_device(config.train.device)
-
-    def build_matmul(self, size: int) -> Callable[[], object] | None:
-        """See `Variant.build_matmul`. Returns None on several ranks, which share the cores."""
-        if get_world_size() > 1:
-            return None
-        matrix = flow.ones(size, size, device=self._device)
-
-        def multiply() -> None:
-            flow.matmul(matrix, matrix)
-            wait_for_device()
-
-        return multiply
 
     def begin(self) -> None:
         """See `Variant.begin`. Collective."""
@@ -115,8 +103,6 @@ class TrainerVariant(OneFlowVariant):
         trainer = self._run.trainer
         answer = super().finish(answer)
         answer["tokens_per_iter"] = trainer.feed.items_per_iter
-        if trainer.loop.flops_per_sample is not None:
-            answer["flops_per_iter"] = trainer.loop.flops_per_sample * self.samples_per_iter
         return answer
 
 

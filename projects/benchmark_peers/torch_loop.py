@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +33,6 @@ class TorchVariant(CaseVariant):
         self._optimizer = build_optimizer(groups, fused=library != "torch")
         is_compiled = library == "torch-compile"
         self._forward = torch.compile(self._model) if is_compiled else self._model
-
-    def build_matmul(self, size: int) -> Callable[[], object]:
-        """See `Variant.build_matmul`."""
-        matrix = torch.ones(size, size)
-        return lambda: torch.mm(matrix, matrix)
 
     def _load(self, folder: Path) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder)

@@ -27,7 +27,7 @@ from typing import Any
 
 from libai.benchmark.measure import Settings, measure
 from libai.benchmark.protocol import take_stdout
-from libai.benchmark.report import describe_case
+from libai.benchmark.report import describe_case, to_text
 from libai.benchmark.variants import VariantSpec, load_measured, make_variants
 from libai.config import format_override
 from libai.launch.command_line import FLAGS, is_override
@@ -35,7 +35,7 @@ from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.installation import ROOT
 from libai.utils.parser import Parser
-from libai.utils.screen import format_table, say
+from libai.utils.screen import say
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -68,7 +68,6 @@ def _work(arguments: Sequence[str]) -> int:
 
 
 def _benchmark(arguments: Sequence[str]) -> int:
-    from libai.benchmark.page import to_page, to_rows
     from libai.utils.atomic import atomic_write_text
 
     args = _parser().parse_intermixed_args(arguments)
@@ -91,22 +90,15 @@ def _benchmark(arguments: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
             everyone, loads = measure(specs[config], Path(folder), settings, tell)
         cases.append(describe_case(title, everyone, loads, machine["cores"]))
-        print(
-            "\n".join(
-                [
-                    title,
-                    "",
-                    format_table(to_rows(cases[-1]), right=range(1, 8)),
-                    "",
-                    *cases[-1]["notes"],
-                    "",
-                ]
-            )
-        )
+        print(to_text(cases[-1]))
     command = " ".join(["libai benchmark", *map(without_folders, arguments)])
     report = {"command": command, "machine": machine, "settings": asdict(settings), "cases": cases}
     atomic_write_text(args.output / "report.json", json.dumps(report, indent=1) + "\n")
-    atomic_write_text(args.output / "report.md", to_page(report))
+    facts = [
+        f"* {part}: {json.dumps(report[part])}\n" for part in ("command", "machine", "settings")
+    ]
+    page = ["# Benchmark\n", "".join(facts), *map(to_text, cases)]
+    atomic_write_text(args.output / "report.md", "\n".join(page))
     print(f"report.md and report.json are in {args.output}")
     return 0
 

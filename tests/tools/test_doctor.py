@@ -49,18 +49,18 @@ def test_every_check_can_fail(monkeypatch):
     """Negative controls."""
     monkeypatch.setattr(doctor, "_look", lambda: (WRONG, ""))
     monkeypatch.setattr(doctor, "_LOW_DISK", 1e18)
-    found = {finding.name: finding for finding in doctor.examine()}
-    assert found.pop("oneflow").status == "ok"
-    assert {finding.status for finding in found.values()} == {"warning"}
+    found = {finding["name"]: finding for finding in doctor.examine()}
+    assert found.pop("oneflow")["status"] == "ok"
+    assert {finding["status"] for finding in found.values()} == {"warning"}
     for name, text in {
         "kernels": "oneflow's own",
         "openblas": "pip install scipy-openblas32",
         "disk": "train.output_dir",
         "gpu": "GPU 0 (H100) has compute capability 9.0",
     }.items():
-        assert text in found[name].found + found[name].todo
+        assert text in found[name]["found"] + found[name]["todo"]
 
 
 def test_a_folder_that_cannot_be_written_to_fails(tmp_path):
     finding = doctor.check_disk(tmp_path / "none")
-    assert finding.status == "failed" and "train.output_dir" in finding.todo
+    assert finding["status"] == "failed" and "train.output_dir" in finding["todo"]

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from libai.launch.requirements import explain_versions
 from libai.launch.runtime import compile_kernels
@@ -38,71 +38,68 @@ print(json.dumps(collect_env()))
 _LOOK_SECONDS = 400
 #: free bytes below which a run can start but is likely to fail
 _LOW_DISK = 2e9
+_NO_GPU = "none with a driver for CUDA 11.7; training runs on the CPU"
 
 
-class Finding(NamedTuple):
-    """Result of a check.
+def run(arguments: Sequence[str]) -> int:
+    parser = Parser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    args = parser.parse_args(arguments)
+    findings = examine()
+    if args.json:
+        print(json.dumps(findings, indent=1))
+    for finding in findings if not args.json else ():
+        print("{status:<8} {name:<9} {found}".format(**finding))
+        if finding["todo"]:
+            print(f"{'':<18} {finding['todo']}")
+    return 1 if any(finding["status"] == "failed" for finding in findings) else 0
+
+
+def _finding(name: str, found: str, todo: str = "", is_fatal: bool = False) -> dict[str, str]:
+    """Return the result of a check as it is printed.
 
     `todo` is the change to make, empty if there is no problem. `is_fatal` means that no run can
     start.
     """
-
-    name: str
-    found: str
-    todo: str = ""
-    is_fatal: bool = False
-
-    @property
-    def status(self) -> str:
-        """One of "ok", "warning" and "failed"."""
-        return "failed" if self.is_fatal else "warning" if self.todo else "ok"
+    status = "failed" if is_fatal else "warning" if todo else "ok"
+    return {"name": name, "status": status, "found": found, "todo": todo}
 
 
-def run(arguments: Sequence[str]) -> int:
-    args = build_parser().parse_args(arguments)
-    findings = examine()
-    if args.json:
-        rows = [
-            {"name": one.name, "status": one.status, "found": one.found, "todo": one.todo}
-            for one in findings
-        ]
-        print(json.dumps(rows, indent=1))
-    else:
-        for finding in findings:
-            print(f"{finding.status:<8} {finding.name:<9} {finding.found}")
-            if finding.todo:
-                print(f"{'':<18} {finding.todo}")
-    return 1 if any(finding.is_fatal for finding in findings) else 0
-
-
-def build_parser() -> Parser:
-    parser = Parser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return parser
-
-
-def examine() -> list[Finding]:
+def examine() -> list[dict[str, str]]:
     """Return all findings. The checks that need oneflow are skipped if it cannot be imported."""
     say("libai: importing oneflow")
     with contextlib.suppress(UserError):  # a mistake in LIBAI_PATCHES is reported as a finding
         compile_kernels()
+    python = platform.python_version()
     facts, failure = _look()
-    findings = [check_oneflow(facts, failure)]
-    if facts is not None:
-        found = facts["oneflow"]
-        slower = (
-            ""
-            if found["cpu_kernels"].startswith("libai's")
-            else "Training is slower with oneflow's own kernels."
-        )
-        openblas = (
-            ""
-            if found["openblas"][:1].isdigit()
-            else "Matmuls are slower: `pip install scipy-openblas32`."
-        )
-        findings.append(Finding("kernels", found["cpu_kernels"], slower))
-        findings.append(Finding("openblas", found["openblas"], openblas))
-    return [*findings, check_disk(Path()), check_gpu(facts)]
+    if facts is None:
+        found = f"`import oneflow` fails on Python {python}: {failure}"
+        todo = explain_versions() or environment_advice()
+        no_gpu = _finding("gpu", _NO_GPU)
+        return [_finding("oneflow", found, todo, is_fatal=True), check_disk(Path()), no_gpu]
+    packages = ", ".join(f"{name} {facts['packages'][name]}" for name in ("numpy", "protobuf"))
+    oneflow = facts["oneflow"]
+    kernels = oneflow["cpu_kernels"]
+    is_slow = not kernels.startswith("libai's")
+    openblas = oneflow["openblas"]
+    is_bundled = not openblas[:1].isdigit()
+    devices = [(one["name"], tuple(one["capability"])) for one in facts["cuda"]["devices"]]
+    obstacle = distributed.explain_unsupported(devices)
+    return [
+        _finding("oneflow", f"{oneflow['version']} ({packages}, Python {python})"),
+        _finding("kernels", kernels, "Training is slower with oneflow's own kernels." * is_slow),
+        _finding(
+            "openblas",
+            openblas,
+            "Matmuls are slower: `pip install scipy-openblas32`." * is_bundled,
+        ),
+        check_disk(Path()),
+        _finding(
+            "gpu",
+            obstacle or str(devices or _NO_GPU),
+            "" if obstacle is None else "Or train with train.device=cpu.",
+        ),
+    ]
 
 
 def _look() -> tuple[dict[str, Any] | None, str]:
@@ -127,40 +124,16 @@ def _look() -> tuple[dict[str, Any] | None, str]:
         return None, lines[-1].partition("OneFlowImportError: ")[2] or lines[-1]
 
 
-def check_oneflow(facts: dict[str, Any] | None, failure: str) -> Finding:
-    """Check that oneflow can be imported (other versions than 0.9.0 are refused)."""
-    python = platform.python_version()
-    if facts is None:
-        todo = explain_versions() or environment_advice()
-        return Finding(
-            "oneflow", f"`import oneflow` fails on Python {python}: {failure}", todo, is_fatal=True
-        )
-    version = str(facts["oneflow"]["version"])
-    packages = ", ".join(f"{name} {facts['packages'][name]}" for name in ("numpy", "protobuf"))
-    return Finding("oneflow", f"{version} ({packages}, Python {python})", "")
-
-
-def check_disk(folder: Path) -> Finding:
+def check_disk(folder: Path) -> dict[str, str]:
     """Check that the output and temporary folders are writable and have enough free space."""
     found = []
     todo = ""
     for place in (folder.absolute(), Path(tempfile.gettempdir())):
         if not os.access(place, os.W_OK):
             todo = "Choose another folder: train.output_dir=FOLDER, or TMPDIR for temporary files."
-            return Finding("disk", f"{place}: cannot write", todo, is_fatal=True)
+            return _finding("disk", f"{place}: cannot write", todo, is_fatal=True)
         free = shutil.disk_usage(place).free
         found.append(f"{format_bytes(free)} free in {place}")
         if free < _LOW_DISK:
             todo = "Checkpoints need space: free some, or set train.output_dir and TMPDIR."
-    return Finding("disk", ", ".join(found), todo)
-
-
-def check_gpu(facts: dict[str, Any] | None) -> Finding:
-    """Check that oneflow 0.9.0 has machine code for the GPUs of this machine."""
-    if facts is not None and facts["cuda"]["available"]:
-        devices = [(one["name"], tuple(one["capability"])) for one in facts["cuda"]["devices"]]
-        found = distributed.explain_unsupported(devices)
-        return Finding(
-            "gpu", found or str(devices), "" if found is None else "Or train with train.device=cpu."
-        )
-    return Finding("gpu", "none with a driver for CUDA 11.7; training runs on the CPU")
+    return _finding("disk", ", ".join(found), todo)

@@ -6,16 +6,17 @@ is found before any process starts. Uses only the standard library.
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from libai.utils.errors import UserError
-from libai.utils.parser import Parser
 
-#: flags with an optional value, and the value used if it is omitted
-_OPTIONAL_VALUES = {"--resume": True, "--find-lr": "1e-7,10,100"}
+#: flags with an optional value
+_OPTIONAL_VALUES = ("--resume", "--find-lr")
 #: flags whose next word is their value
 _NEED_VALUES = ("--reset", "--max-restarts")
 #: flags that exclude each other
@@ -78,6 +79,55 @@ class Args:
     json: bool = False
     traceback: bool = False
     find_lr: str | bool = False
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` of a command, without abbreviations.
+
+    Mistakes raise `UserError` with the nearest flag.
+    """
+
+    def __init__(self, description: str | None = None, **options: Any):
+        super().__init__(
+            description=inspect.cleandoc(description or ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            **options,
+        )
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """Add an argument as argparse does.
+
+        An optional positional argument is not reported as required.
+        """
+        if options.get("nargs") == "*" and not names[0].startswith("-"):
+            options.setdefault("default", [])
+        return super().add_argument(*names, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UserError` with the message, and with the nearest flag if a flag is unknown."""
+        unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
+        if unknown.startswith("-"):
+            message = self._explain_unknown(unknown)
+        message = message.replace("ignored explicit argument", "takes no value, found")
+        stop = "" if message.endswith((".", "?")) else "."
+        raise UserError(f"{message}{stop} `{self.prog} --help` lists the arguments.")
+
+    def _explain_unknown(self, word: str) -> str:
+        # imported here because a correct command line does not need them
+        from libai.config.settings.errors import did_you_mean
+        from libai.config.settings.other_names import meant
+
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        flags = [flag for action in shown for flag in action.option_strings if flag[:2] == "--"]
+        name, equals, _ = word.partition("=")
+        close = did_you_mean(name, flags)
+        hint = meant(name.lstrip("-"))
+        all_flags = f" The flags are {', '.join(flags)}."
+        if "." in name or (equals and hint and not close):
+            right = word.lstrip("-")
+            return f"{word}: overrides are written key=value, without dashes: {right}.{hint}"
+        return f"{word}: unknown flag.{close or hint or all_flags}"
 
 
 def is_override(word: str) -> bool:
@@ -147,8 +197,8 @@ def take_restarts(
 def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
     """Parse `CONFIG [overrides] [flags]`. The config may also be given as `--config-file CONFIG`.
 
-    Raises `ConfigError` that lists all problems: a missing config, a key that is given twice, flags
-    that exclude each other, and unknown flags, each with the nearest known one.
+    Raises `UserError` for a missing config, a key that is given twice, flags that exclude each
+    other, and unknown flags, with the nearest known one.
     """
     usage = "%(prog)s CONFIG [key=value | +key=value | ~key ...] [flags]"
     parser = build_parser(FLAGS, prog=prog, usage=usage)
@@ -156,19 +206,16 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides", help=about)
     about = "the config, if it is not the first argument"
     parser.add_argument("--config-file", metavar="CONFIG", help=about)
-    known, unknown = parser.parse_known_intermixed_args(_with_optional_values(argv))
-    values = vars(known)
-    for flag, default in _OPTIONAL_VALUES.items():
-        name = flag.lstrip("-").replace("-", "_")
-        values[name] = default if values[name] == "" else values[name]
+    values = vars(parser.parse_intermixed_args(_with_optional_values(argv)))
+    values["resume"] = values["resume"] == "" or values["resume"]
+    values["find_lr"] = "1e-7,10,100" if values["find_lr"] == "" else values["find_lr"]
     values["reset"] = tuple(part.strip() for part in values["reset"].split(",") if part.strip())
     words = values.pop("words")
     config = values.pop("config_file")
-    problems = [_unknown_flag(word, parser.flags) for word in unknown if word.startswith("-")]
     if config is None and words and not is_override(words[0]):
         config = words.pop(0)
-    if config is None and not problems:
-        problems.append(
+    if config is None:
+        raise UserError(
             "No config file is given. Start with one: CONFIG [key=value ...], such as "
             "configs/my.py."
         )
@@ -176,16 +223,11 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
     for word in words:
         key, equals, value = word.lstrip("+").partition("=")
         if equals and given.setdefault(key, value) != value:
-            problems.append(f"{key} is given twice, as {given[key]} and as {value}. Give it once.")
+            raise UserError(f"{key} is given twice, as {given[key]} and as {value}. Give it once.")
     if sum(bool(values[name]) for name in _EXCLUSIVE) > 1:
-        problems.append(
+        raise UserError(
             "--dry-run, --eval-only and --find-lr cannot be combined. Give one of them."
         )
-    if problems:
-        # imported here because it imports omegaconf, which a correct command line does not need
-        from libai.config.settings.errors import ConfigError
-
-        raise ConfigError(problems)
     return Args(config=config, overrides=words, **values)
 
 
@@ -206,21 +248,3 @@ def _with_optional_values(argv: Sequence[str]) -> list[str]:
         has_config = has_config or is_plain
         words.append(f"{word}=" if word in _OPTIONAL_VALUES else word)
     return words
-
-
-def _unknown_flag(flag: str, flags: Sequence[str]) -> str:
-    # imported here because it imports omegaconf, which a correct command line does not need
-    from libai.config.settings.errors import did_you_mean
-    from libai.config.settings.other_names import meant
-
-    name = flag.partition("=")[0]
-    hint = meant(name.lstrip("-"))
-    if "." in name or "=" in flag:
-        return (
-            f"{flag}: overrides are written key=value, without dashes: "
-            f"{flag.lstrip('-')}{hint and f'.{hint}'}"
-        )
-    return (
-        f"{flag}: unknown "
-        f"flag.{did_you_mean(name, flags) or hint or ' The flags are: ' + ', '.join(flags) + '.'}"
-    )

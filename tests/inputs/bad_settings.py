@@ -148,7 +148,7 @@ FLAGS = {
     ("--resum",): ("--resum: unknown flag", "--resume"),
     ("--resume",): ("--resume found no usable checkpoint", "Remove --resume"),
     ("--resume=true",): ("true does not exist. Give a checkpoint folder",),
-    ("--no-such",): ("The flags are: ",),
+    ("--no-such",): ("The flags are --",),
     ("-x",): ("unknown flag",),
     ("--lr=3",): ("without dashes: lr=3",),
     ("--epochs", "3"): ("--epochs", "train.train_epoch"),

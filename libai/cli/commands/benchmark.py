@@ -30,11 +30,10 @@ from libai.benchmark.protocol import take_stdout
 from libai.benchmark.report import describe_case, to_text
 from libai.benchmark.variants import VariantSpec, load_measured, make_variants
 from libai.config import format_override
-from libai.launch.command_line import FLAGS, is_override
+from libai.launch.command_line import FLAGS, Parser, is_override
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.installation import ROOT
-from libai.utils.parser import Parser
 from libai.utils.screen import say
 
 

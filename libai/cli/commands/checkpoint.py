@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from libai import checkpoint
+from libai.launch.command_line import Parser
 from libai.utils.errors import UserError
-from libai.utils.parser import Parser
 from libai.utils.sizes import format_bytes
 
 

@@ -17,9 +17,9 @@ import yaml
 
 from libai.cli.commands.page import Curves, page_of
 from libai.config.settings.coercion import flatten
+from libai.launch.command_line import Parser
 from libai.utils.atomic import atomic_write_text, config_of_run, read_json
 from libai.utils.errors import UserError
-from libai.utils.parser import Parser
 from libai.utils.screen import format_table
 
 #: settings that name the run and therefore always differ

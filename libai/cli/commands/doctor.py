@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from libai.launch.command_line import Parser
 from libai.launch.requirements import explain_versions
 from libai.launch.runtime import compile_kernels
 from libai.utils import distributed
 from libai.utils.errors import UserError
 from libai.utils.installation import ROOT, environment_advice
-from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.screen import say
 from libai.utils.sizes import format_bytes

@@ -19,10 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from libai.launch.command_line import FLAGS
+from libai.launch.command_line import FLAGS, Parser
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
-from libai.utils.parser import Parser
 from libai.utils.screen import say
 
 if TYPE_CHECKING:  # they import oneflow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from libai.utils.parser import Parser
+from libai.launch.command_line import Parser
 from libai.utils.screen import say
 
 

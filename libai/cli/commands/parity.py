@@ -17,10 +17,9 @@ import sys
 from collections.abc import Sequence
 
 from libai.config import load_config
-from libai.launch.command_line import FLAGS
+from libai.launch.command_line import FLAGS, Parser
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
-from libai.utils.parser import Parser
 from libai.utils.screen import say
 
 

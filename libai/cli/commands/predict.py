@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from libai.launch.command_line import FLAGS
+from libai.launch.command_line import FLAGS, Parser
 from libai.utils.errors import UserError
-from libai.utils.parser import Parser
 from libai.utils.screen import say
 
 if TYPE_CHECKING:  # they import oneflow

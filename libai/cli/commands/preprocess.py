@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from libai.data import Preprocessed, preprocess
-from libai.utils.parser import Parser
+from libai.launch.command_line import Parser
 
 _SECONDS_BETWEEN_LINES = 5.0
 

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from libai.config import load_config
-from libai.launch.command_line import FLAGS
+from libai.launch.command_line import FLAGS, Parser
 from libai.launch.guard import guarded_main
 from libai.utils.distributed import get_world_size, prepare_device
 from libai.utils.errors import EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 from libai.utils.installation import LAUNCH
-from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.screen import say
 

@@ -16,10 +16,10 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai.config.instantiation import TARGET, items_of
+from libai.config.instantiation import TARGET, items_of, keyword_names, target_of
 from libai.config.settings import schema
 from libai.config.settings.coercion import copy_config, flatten, members_of
-from libai.config.settings.errors import ConfigError, did_you_mean, hint
+from libai.config.settings.errors import ConfigError, did_you_mean, hint, nearest
 from libai.utils.errors import first_line
 
 
@@ -154,7 +154,14 @@ def _set(config: DictConfig, key: str, text: str) -> None:
 
 
 def _unknown(config: DictConfig, key: str) -> ConfigError:
-    return ConfigError(f"{key}: no such setting.{hint(key, _known_keys(config))}")
+    known = [*schema.all_paths(), *flatten(OmegaConf.to_container(config, resolve=False))]
+    # if a section is misspelt, the arguments of its target are choices too
+    for section in nearest(key.partition(".")[0], schema.LAZY_SECTIONS):
+        with contextlib.suppress(ConfigError):
+            target = target_of(config.get(section))
+            names = keyword_names(target) if target is not None else ()
+            known += [f"{section}.{name}" for name in names]
+    return ConfigError(f"{key}: no such setting.{hint(key, known)}")
 
 
 def _parse(text: str) -> tuple[Any, str]:
@@ -188,8 +195,3 @@ def _parse(text: str) -> tuple[Any, str]:
             f"{name}='{raw}' for text, or start one run per value in a shell loop."
         )
     return parsed.value(), parsed._value.text if isinstance(parsed._value, QuotedString) else raw
-
-
-def _known_keys(config: DictConfig) -> list[str]:
-    """Return every key of the schema and of a config, written as in an override."""
-    return [*schema.all_paths(), *flatten(OmegaConf.to_container(config, resolve=False))]

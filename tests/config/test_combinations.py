@@ -11,6 +11,7 @@ from libai.config import (
     schema,
     validate,
 )
+from libai.utils.errors import UserError
 
 BASE = ["train.train_iter=100", "train.train_micro_batch_size=2"]
 

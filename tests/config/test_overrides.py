@@ -283,10 +283,14 @@ def test_any_text_survives_the_trip_through_an_override(text):
         ("train.auto_scale.enabled", "train.auto_scale_lr"),
         ("train.graph.enabled", "graph.enabled"),
         ("train.foo.enabled", ""),
+        ("lr_schedular.warmup_iter", "lr_scheduler.warmup_iter"),
+        ("lr_schedular.warmup_itr", "lr_scheduler.warmup_iter"),
+        ("trainer.max_epochs", "train.train_epoch"),
     ],
 )
 def test_a_misspelt_section_is_looked_for_beside_the_deepest_part_that_exists(key, suggested):
     sections = {"train": {}, "dataloader": {"train": {"dataset": {"split": "train"}}}}
+    sections["lr_scheduler"] = {"_target_": "libai.scheduler.WarmupCosineLR"}
     with pytest.raises(ConfigError) as raised:
         LazyConfig.apply_overrides(OmegaConf.create(sections), [f"{key}=1"])
     hint = f" Did you mean {suggested}?" if suggested else ""

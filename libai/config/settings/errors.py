@@ -33,9 +33,8 @@ def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> list[s
     Empty if nothing is close.
 
     For dotted keys, the last names must also be similar: sharing a section is not enough. A choice
-    that ends in the same name counts too: `train.lr` finds `optim.lr`. If the key is deeper, only
-    the neighbours of its first unknown part are compared: a setting of another section would not
-    do what was asked.
+    that ends in the same name counts too: `train.lr` finds `optim.lr`. If a section is misspelt,
+    it is corrected first: a setting of another section would not do what was asked.
 
     >>> nearest("train.trian_iter", ["train.train_iter", "train.log_period"])
     ['train.train_iter']
@@ -47,8 +46,17 @@ def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> list[s
     choices = list(dict.fromkeys(choices))
     parent, _, name = word.rpartition(".")
     section = _deepest_section(word, choices)
-    if section and section != parent:
-        return _corrected(word, section, choices, at_least)
+    if section != parent:
+        start = f"{section}." if section else ""
+        part, _, rest = word.removeprefix(start).partition(".")
+        depth = start.count(".") + 1
+        below = [choice for choice in choices if choice.startswith(start)]
+        for sibling in nearest(start + part, [".".join(c.split(".")[:depth]) for c in below]):
+            whole = f"{sibling}.{rest}"
+            return [whole] if whole in choices else nearest(whole, choices) or [sibling]
+        if section:  # a part of the key may be too much
+            shorter = (start + rest, word.partition(".")[2])
+            return [choice for choice in shorter if choice in choices]
     if "." in section:
         choices = [choice for choice in choices if choice.startswith(f"{section}.")]
     choices = [choice for choice in choices if not f"{word}.".startswith(f"{choice}.")]
@@ -80,19 +88,6 @@ def _deepest_section(word: str, choices: Iterable[str]) -> str:
     return section
 
 
-def _corrected(word: str, section: str, choices: list[str], at_least: float) -> list[str]:
-    """Return `word` with its first part below `section` corrected, or with one part left out."""
-    part, _, rest = word[len(section) + 1 :].partition(".")
-    depth = section.count(".") + 2
-    below = [choice for choice in choices if choice.startswith(f"{section}.")]
-    siblings = [".".join(choice.split(".")[:depth]) for choice in below]
-    for sibling in nearest(f"{section}.{part}", siblings, at_least):
-        whole = f"{sibling}.{rest}"
-        return [whole] if whole in choices else nearest(whole, choices, at_least) or [sibling]
-    shorter = (f"{section}.{rest}", word.partition(".")[2])
-    return [choice for choice in shorter if choice in choices]
-
-
 def did_you_mean(word: str, choices: Iterable[str], at_least: float = 0.75) -> str:
     """Return ` Did you mean a or b?` or the empty string, to be appended to a sentence."""
     close = nearest(word, choices, at_least)
@@ -104,11 +99,18 @@ def hint(key: str, choices: Iterable[str]) -> str:
     or similar names.
 
     A misspelt section comes first: its last name may be a setting of any object.
+
+    >>> hint("lr_schedular.warmup_iter", ["lr_scheduler.warmup_iter"])
+    ' Did you mean lr_scheduler.warmup_iter?'
     """
     choices = list(choices)
-    if _deepest_section(key, choices) not in ("", key.rpartition(".")[0]):
-        return did_you_mean(key, choices) or meant(key)
-    return meant(key) or did_you_mean(key, choices)
+    close = did_you_mean(key, choices)
+    first, _, rest = key.partition(".")
+    section = _deepest_section(key, choices)
+    is_section_misspelt = section not in ("", key.rpartition(".")[0])
+    if is_section_misspelt or (not section and close.endswith(f".{rest}?")):
+        return close or meant(key)
+    return meant(key) or close
 
 
 def names_matching(

@@ -16,9 +16,12 @@ from oneflow.nn.parallel import DistributedDataParallel
 from libai.benchmark.protocol import Unavailable
 from libai.parallel import Mesh
 from libai.patches.launch_race import close_launch_race
+from libai.utils.tensors import clear_gradients
 
 Batch = dict[str, flow.Tensor]
 BuildOptimizer = Callable[[nn.Module], Any]
+#: runs one update of micro-batches and returns its loss or losses, on the device
+Update = Callable[[Sequence[Batch]], flow.Tensor]
 
 
 class TotalLoss(nn.Module):
@@ -35,41 +38,37 @@ class TotalLoss(nn.Module):
         return sum(self.model(**batch)["losses"].values())
 
 
-class RawEager:
-    """An eager loop of forward, backward, clip and step.
+def make_eager_update(
+    model: nn.Module,
+    build_optimizer: BuildOptimizer,
+    accumulation: int,
+    max_norm: float | None,
+    mesh: Mesh,
+) -> Update:
+    """Return an eager update of forward, backward, clip and step, which returns the mean loss of
+    this rank.
 
     It uses OneFlow's DDP with several processes.
     """
+    total = TotalLoss(model)
+    forward = total if mesh.is_single else DistributedDataParallel(total)
+    optimizer = build_optimizer(model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def __init__(
-        self,
-        model: nn.Module,
-        build_optimizer: BuildOptimizer,
-        accumulation: int,
-        max_norm: Any,
-        mesh: Mesh,
-    ):
-        total = TotalLoss(model)
-        self._forward = total if mesh.is_single else DistributedDataParallel(total)
-        self._optimizer = build_optimizer(model)
-        self._accumulation = accumulation
-        self._max_norm = max_norm
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        # setting gradients to None saves memory, but breaks the buckets of OneFlow 0.9's DDP
-        self._set_to_none = mesh.is_single
-
-    def update(self, micro_batches: Sequence[Batch]) -> flow.Tensor:
-        """Run one update and return the mean loss of this rank, on the device."""
+    def update(micro_batches: Sequence[Batch]) -> flow.Tensor:
         losses = []
         for batch in micro_batches:
-            loss = self._forward(**batch) / self._accumulation
+            loss = forward(**batch) / accumulation
             loss.backward()
             losses.append(loss.detach())
-        if self._max_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=self._set_to_none)
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, max_norm)
+        optimizer.step()
+        # setting gradients to None saves memory, but breaks the buckets of OneFlow 0.9's DDP
+        optimizer.zero_grad(set_to_none=mesh.is_single)
         return sum(losses)
+
+    return update
 
 
 class _Graph(nn.Graph):
@@ -86,48 +85,43 @@ class _Graph(nn.Graph):
         return loss
 
 
-class RawGraph:
-    """A compiled `nn.Graph` that includes the optimizer.
+def make_graph_update(
+    model: nn.Module,
+    build_optimizer: BuildOptimizer,
+    accumulation: int,
+    max_norm: float | None,
+    mesh: Mesh,
+) -> Update:
+    """Return an update by a compiled `nn.Graph` that includes the optimizer. It returns the losses
+    of the micro-batches.
 
     It uses global tensors with several processes.
     """
+    placement = None if mesh.is_single else mesh.placement()
+    if placement is not None:
+        model.to_global(placement, flow.sbp.broadcast)
+    optimizer = build_optimizer(model)
+    groups = optimizer.param_groups
+    if max_norm is not None and len(groups) > 1:
+        raise Unavailable(
+            "a stock nn.Graph clips each parameter group by its own norm, which is a different "
+            "update; optim.params=null makes one group for all variants"
+        )
+    if max_norm is not None:
+        groups[0]._enable_clip_grad = True
+        groups[0]["clip_grad_max_norm"] = float(max_norm)
+        groups[0]["clip_grad_norm_type"] = 2.0
+    clear_gradients(model)
+    # the trainer does this too: on a busy machine a small stock graph, such as an MLP's, may crash
+    # and end the whole benchmark (docs/dev/decisions/0004)
+    close_launch_race()
+    graph = _Graph(model, optimizer, accumulation)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        build_optimizer: BuildOptimizer,
-        accumulation: int,
-        max_norm: Any,
-        mesh: Mesh,
-    ):
-        self._placement = None if mesh.is_single else mesh.placement()
-        if self._placement is not None:
-            model.to_global(self._placement, flow.sbp.broadcast)
-        optimizer = build_optimizer(model)
-        groups = optimizer.param_groups
-        if max_norm is not None and len(groups) > 1:
-            raise Unavailable(
-                "a stock nn.Graph clips each parameter group by its own norm, which is a "
-                "different update; optim.params=null makes one group for all variants"
-            )
-        if max_norm is not None:
-            groups[0]._enable_clip_grad = True
-            groups[0]["clip_grad_max_norm"] = float(max_norm)
-            groups[0]["clip_grad_norm_type"] = 2.0
-        for parameter in model.parameters():
-            parameter.grad = (
-                None  # otherwise OneFlow 0.9 omits the parameter from the compiled update
-            )
-        # the trainer does this too: on a busy machine a small stock graph, such as an MLP's, may
-        # crash and end the whole benchmark (docs/dev/decisions/0004)
-        close_launch_race()
-        self._graph = _Graph(model, optimizer, accumulation)
-
-    def update(self, micro_batches: Sequence[Batch]) -> flow.Tensor:
-        """Run one update and return the losses of the micro-batches, on the device."""
+    def update(micro_batches: Sequence[Batch]) -> flow.Tensor:
         batch = {name: flow.cat([one[name] for one in micro_batches]) for name in micro_batches[0]}
-        if self._placement is not None:
-            batch = {
-                name: t.to_global(self._placement, flow.sbp.split(0)) for name, t in batch.items()
-            }
-        return self._graph(batch)
+        if placement is not None:
+            for name, tensor in batch.items():
+                batch[name] = tensor.to_global(placement, flow.sbp.split(0))
+        return graph(batch)
+
+    return update

@@ -16,7 +16,7 @@ import numpy as np
 import oneflow as flow
 
 from libai.benchmark.protocol import Unavailable, Variant, serve
-from libai.benchmark.raw_loops import RawEager, RawGraph
+from libai.benchmark.raw_loops import make_eager_update, make_graph_update
 from libai.engine import HookBase, Run, default_setup
 from libai.engine.run.build import RunParts
 from libai.launch.guard import leave_at_once
@@ -111,11 +111,9 @@ class RawVariant(OneFlowVariant):
 
     def __init__(self, config: Any, mode: str):
         train = config.train
-        is_plain = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size == 1
-        is_plain = is_plain and not (
-            train.ema.enabled or train.amp.enabled or train.activation_checkpoint.enabled
-        )
-        if not is_plain or train.clip_grad.value is not None:
+        extras = (train.ema.enabled, train.amp.enabled, train.activation_checkpoint.enabled)
+        inner = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size
+        if inner > 1 or any(extras) or train.clip_grad.value is not None:
             raise Unavailable(
                 "a hand-written loop has no tensor or pipeline ranks, no average of the weights, "
                 "no clipping by value, no AMP and no activation checkpointing"
@@ -131,14 +129,14 @@ class RawVariant(OneFlowVariant):
             raise Unavailable(
                 "a hand-written loop has different dropout masks; set the dropout rates to 0"
             )
-        loop = RawGraph if "graph" in mode else RawEager
-        self._loop = loop(
+        make_update = make_graph_update if "graph" in mode else make_eager_update
+        self._update = make_update(
             model, parts.new_optimizer, self._accumulation, train.clip_grad.max_norm, parts.mesh
         )
 
     def step(self) -> flow.Tensor:
         """See `Variant.step`."""
-        return self._loop.update([self._next_batch() for _ in range(self._accumulation)])
+        return self._update([self._next_batch() for _ in range(self._accumulation)])
 
     def read(self, loss: flow.Tensor) -> float:
         """See `Variant.read`.

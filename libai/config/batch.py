@@ -78,24 +78,26 @@ def solve_batch_sizes(
             "No batch size is set. Set train.train_micro_batch_size (samples per rank and forward "
             "pass) or train.global_batch_size (samples per iteration)."
         )
+    known = steps or 1 if micro is None else micro
     if total is None:
-        assert micro is not None
-        steps = steps or 1
-        return BatchSizes(micro, steps, micro * steps * ranks)
+        return BatchSizes(known, steps or 1, known * (steps or 1) * ranks)
+    unit = known * ranks
+    needed = total // unit
+    if total % unit:
+        what = "accumulation" if micro is None else "micro-batch"
+        near = [n for n in (needed * unit, needed * unit + unit) if n > 0]
+        raise ConfigError(
+            f"train.global_batch_size={total} is not a multiple of {what} × data-parallel ranks = "
+            f"{known} × {ranks}. Nearest: {_listed(near)}."
+        )
     if micro is None:
-        steps = steps or 1
-        if total % (steps * ranks):
-            raise _not_a_multiple(total, "accumulation × data-parallel ranks", steps, ranks)
-        return BatchSizes(total // (steps * ranks), steps, total)
-    if total % (micro * ranks):
-        raise _not_a_multiple(total, "micro-batch × data-parallel ranks", micro, ranks)
-    needed = total // (micro * ranks)
-    if steps is not None and steps != needed:
+        return BatchSizes(needed, known, total)
+    if steps not in (None, needed):
+        asked = f"{micro} × {steps} × {ranks} = {unit * (steps or 1)}"
         raise ConfigError(
             f"train.global_batch_size={total} is not micro-batch × accumulation × data-parallel "
-            f"ranks = {micro} × {steps} × {ranks} = {micro * steps * ranks}. Set "
-            f"train.num_accumulation_steps={needed} or "
-            f"train.global_batch_size={micro * steps * ranks}, or leave one of them null."
+            f"ranks = {asked}. Set train.num_accumulation_steps={needed} or "
+            f"train.global_batch_size={unit * (steps or 1)}, or leave one of them null."
         )
     return BatchSizes(micro, needed, total)
 
@@ -107,15 +109,6 @@ def batch_sizes_of(train: schema.Train, data_parallel_size: int) -> BatchSizes:
         train.global_batch_size,
         train.num_accumulation_steps,
         data_parallel_size,
-    )
-
-
-def _not_a_multiple(total: int, what: str, first: int, ranks: int) -> ConfigError:
-    unit = first * ranks
-    near = [n for n in (total // unit * unit, total // unit * unit + unit) if n > 0]
-    return ConfigError(
-        f"train.global_batch_size={total} is not a multiple of {what} = {first} × {ranks}. "
-        f"Nearest: {_listed(near)}."
     )
 
 

@@ -156,14 +156,9 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
             try:
                 values[key] = setting.fit(value)
             except Mismatch as error:
-                default = (
-                    ""
-                    if setting.default in (None, "")
-                    else f" ({format_override('default', setting.default)})"
-                )
-                problems.append(
-                    f"{format_override(where, value)}: {error}{default.replace('=', ' ', 1)}."
-                )
+                default = format_override(" (default", setting.default).replace("=", " ", 1)
+                default = "" if setting.default in (None, "") else f"{default})"
+                problems.append(f"{format_override(where, value)}: {error}{default}.")
     return cls(**values)
 
 
@@ -178,23 +173,21 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
             f"{format_override('dataloader', loaders)}: expected a section with {wanted}"
         )
         loaders = None
-    datasets = []
-    for key, where in items_of(loaders or {}, "dataloader"):
-        section = _read_item(loaders, key, where, problems)
-        is_section = isinstance(section, Mapping) and TARGET not in section
-        if key == "test" and is_section:
-            datasets = list(map(str, section))
-            _check_calls(section or None, where, 1, problems)
-        elif key == "test" and section is not None:
-            problems.append(
-                "the datasets of dataloader.test have names: expected a section, dataloader.test = "
-                '{"val": LazyCall(...)(...)}.'
-            )
-        elif key == "train":
-            _check_calls(section, where, 0, problems)
-        elif key != "test":
-            close = did_you_mean(where, ["dataloader.train", "dataloader.test"])
-            problems.append(f"{where}: no such setting; a dataloader has train and test.{close}")
+    parts = {
+        str(key): _read_item(loaders, key, where, problems)
+        for key, where in items_of(loaders or {}, "dataloader")
+    }
+    for where in [f"dataloader.{key}" for key in parts if key not in ("train", "test")]:
+        close = did_you_mean(where, ["dataloader.train", "dataloader.test"])
+        problems.append(f"{where}: no such setting; a dataloader has train and test.{close}")
+    test = parts.get("test")
+    if test is not None and (not isinstance(test, Mapping) or TARGET in test):
+        problems.append(
+            "the datasets of dataloader.test have names: expected a section, dataloader.test = "
+            '{"val": LazyCall(...)(...)}.'
+        )
+        test = None
+    datasets = list(map(str, test or {}))
     evaluators = train.evaluation.evaluators
     if TARGET in evaluators:
         problems.append(
@@ -218,6 +211,8 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
     writers = [None if writer in names else writer for writer in train.writers]
     # path, node, and maximum number of levels of names or lists above a call
     for path, section, depth in (
+        ("dataloader.train", parts.get("train"), 0),
+        ("dataloader.test", test or None, 1),
         ("model", lazy["model"], 0),
         ("optim", lazy["optim"], 1),
         ("lr_scheduler", lazy["lr_scheduler"], 2),

@@ -350,7 +350,7 @@ class TrainerBase:
                 self.storage.iter = start_iter
         self.status = "running"
         loop.is_pausing, loop.failure, loop.stop_of_main = False, None, None
-        loop.agreement.take(_STOP_OF_MAIN)
+        loop.agreement.answers.pop(_STOP_OF_MAIN, 0)
         threads = quick_thread_switches(self._switch_seconds)
         with self.storage, loop.training(), threads, phase("train"):
             try:
@@ -529,7 +529,7 @@ class TrainerBase:
 
         Long work between two iterations calls this.
         """
-        if self.loop.agreement.answer(STOP):
+        if self.loop.agreement.answers.get(STOP, 0):
             raise Interrupted
 
     def _finish(self) -> None:

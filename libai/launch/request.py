@@ -77,8 +77,8 @@ def find_file(name: str, path: str) -> str:
     It is looked up in the current folder and then in the repository.
     """
     folders = [os.getcwd(), *([_ROOT] if is_clone() else [])]
-    shipped = sorted(Path(shipped_configs()).rglob("*.py"))
-    known = [file.stem for file in shipped] if name == "CONFIG" else []
+    shipped = [file.stem for file in Path(shipped_configs()).glob("*.py")]
+    known = shipped if name == "CONFIG" else []
     for folder in folders:
         place = Path(folder, path)
         if os.path.isfile(place):  # False for a name that is too long
@@ -89,21 +89,17 @@ def find_file(name: str, path: str) -> str:
                 "such as a run's config.yaml."
             )
         known += [str(Path(path).with_name(file.name)) for file in place.parent.glob("*.py")]
-    # find a file that has moved, such as LiBai's common/models/graph.py, which is common/graph.py
-    # here
-    moved = [str(file) for file in shipped if file.name == os.path.basename(path)]
-    near = moved or difflib.get_close_matches(path, known, n=1)
+    near = difflib.get_close_matches(path, known, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Looked in {' and '.join(folders)}."
     raise UserError(f"{name} is {path[:200]}, and there is no such file. {hint}")
 
 
 def _positive_int(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
-        meaning = {
-            "PROCS": "the number of processes on this machine",
-            "NODE": "the number of machines",
-        }[name]
-        raise UserError(f"{name} is {text!r}; it must be {meaning}, a whole number of at least 1.")
+        meaning = "processes on this machine" if name == "PROCS" else "machines"
+        raise UserError(
+            f"{name} is {text!r}; it must be the number of {meaning}, a whole number of at least 1."
+        )
     return int(text)
 
 
@@ -143,14 +139,10 @@ def _check_address(address: str, num_nodes: int, node_rank: int) -> None:
             "distinguishes processes of one address by LOCAL_RANK. Use NODE=1 and more PROCS.)"
         )
     if (node_rank == 0) != _can_bind(resolved, 0):
-        found = (
-            "is not an address of this machine"
-            if node_rank == 0
-            else "is an address of this same machine"
-        )
+        found = "is not an address of this" if node_rank == 0 else "is an address of this same"
         raise UserError(
-            f"NODE={num_nodes} and NODE_RANK={node_rank}, but ADDR={address} {found}. ADDR is the "
-            "machine of NODE_RANK=0; do not set it if there is only one machine."
+            f"NODE={num_nodes} and NODE_RANK={node_rank}, but ADDR={address} {found} machine. ADDR "
+            "is the machine of NODE_RANK=0; do not set it if there is only one machine."
         )
 
 

@@ -50,12 +50,13 @@ class Agreement:
 
     Every rank must ask the same questions and poll at the same points. Polls are counted, and only
     about one per second is collective. With one process there is nothing to agree on: `StopRequest`
-    calls `decide` immediately.
+    sets its answer immediately.
     """
 
     def __init__(self, seconds: float = AGREE_SECONDS):
         self._seconds = seconds
         self._questions: dict[str, Callable[[], int]] = {}
+        #: name -> the agreed answer, which is the largest of any rank; without an entry it is 0
         self.answers: dict[str, int] = {}
 
     def ask(self, name: str, question: Callable[[], int]) -> None:
@@ -64,23 +65,6 @@ class Agreement:
         Every rank must call this.
         """
         self._questions[name] = question
-
-    def decide(self, name: str, answer: int) -> None:
-        """Set an answer that is the same on every rank, for example because it depends only on the
-        iteration.
-        """
-        self.answers[name] = answer
-
-    def answer(self, name: str) -> int:
-        """Return the agreed answer to `name`: 0, or the largest answer of any rank.
-
-        It is kept until `take`.
-        """
-        return self.answers.get(name, 0)
-
-    def take(self, name: str) -> int:
-        """Return `answer(name)` and reset it to 0."""
-        return self.answers.pop(name, 0)
 
     def poller(self) -> Callable[[], None]:
         """Return a function to call once per iteration of a loop. With one process it does nothing.
@@ -161,7 +145,7 @@ class StopRequest:
         """Request a stop from inside the process, as the signal `code` would."""
         self._code = self._code or code
         if self._agreement is not None:
-            self._agreement.decide(STOP, self._code)
+            self._agreement.answers[STOP] = self._code
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:

@@ -51,49 +51,31 @@ class _ScreenHandler(logging.StreamHandler):
         logging.Handler.__init__(self)
         self.setFormatter(_ScreenFormatter("%(message)s"))
         self.is_quiet = is_quiet
-        self.addFilter(lambda record: getattr(record, "screen", None) != "")
-        if is_quiet:
-            self.addFilter(
-                lambda record: (
-                    record.levelno >= logging.WARNING or getattr(record, "is_result", False)
-                )
-            )
 
     @property
     def stream(self) -> TextIO:
         """The current standard output."""
         return sys.stdout
 
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True if the screen shows the record."""
+        shows = not self.is_quiet or record.levelno >= logging.WARNING
+        is_shown = shows or getattr(record, "is_result", False)
+        return is_shown and getattr(record, "screen", None) != "" and bool(super().filter(record))
+
     def handleError(self, record: logging.LogRecord) -> None:
-        """Stop writing to a standard output that cannot be written, such as a closed pipe (`|
-        head`) or a full disk.
-        """
-        error = _detach_if_unwritable(self, record)
-        if error is None:
-            return
-        with contextlib.suppress(OSError):
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # output flushed at exit must not fail again
-        say(
-            f"warning: standard output cannot be written ({error.strerror}); the run continues "
-            "without it."
-        )
+        """Stop writing to a closed pipe (`| head`) or a full disk."""
+        if _stop_writing(self, record, "standard output"):
+            with contextlib.suppress(OSError):  # output flushed at exit must not fail again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _LogFile(logging.FileHandler):
     """A log file. If it cannot be written, the run prints one warning and continues without it."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        error = _detach_if_unwritable(self, record)
-        if error is None:
-            return
-        self.close()
-        space = free_space(self.baseFilename) if is_full_disk(error) else ""
-        say(
-            f"warning: {self.baseFilename} cannot be written: {error.strerror}{space}. The run "
-            "continues without it."
-        )
+        if _stop_writing(self, record, self.baseFilename):
+            self.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # closing tries again to write the remaining text
@@ -187,18 +169,23 @@ def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
     logger.addHandler(handler)
 
 
-def _detach_if_unwritable(handler: logging.Handler, record: logging.LogRecord) -> OSError | None:
-    """Remove the handler that failed to write `record` and return its `OSError`.
+def _stop_writing(handler: logging.Handler, record: logging.LogRecord, place: str) -> bool:
+    """Remove the handler that failed to write `record` to `place`, and print one warning.
 
-    For another kind of error, report it as `logging` does, keep the handler, and return None.
+    For another kind of error than an `OSError`, report it as `logging` does and return False.
     """
     error = sys.exc_info()[1]
     if not isinstance(error, OSError):
         logging.Handler.handleError(handler, record)
-        return None
+        return False
     handler.addFilter(lambda record: False)  # other loggers may hold this handler
     logging.getLogger("libai").removeHandler(handler)
-    return error
+    space = free_space(place) if is_full_disk(error) and os.path.isabs(place) else ""
+    say(
+        f"warning: {place} cannot be written: {error.strerror}{space}. The run continues without "
+        "it."
+    )
+    return True
 
 
 def warn_once(logger: logging.Logger, key: str, text: str) -> None:

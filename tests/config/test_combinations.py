@@ -11,7 +11,6 @@ from libai.config import (
     schema,
     validate,
 )
-from libai.utils.errors import UserError
 
 BASE = ["train.train_iter=100", "train.train_micro_batch_size=2"]
 

@@ -97,9 +97,7 @@ def test_the_ranks_of_generate_get_folder_and_prompts_of_any_length(folder, monk
     def run_job(job, max_restarts, new_port):
         asked["words"] = job.arguments
         args = generate.build_parser().parse_intermixed_args(job.arguments)
-        asked["source"] = args.source
-        asked["trust"] = args.trust
-        asked["prompts"] = generate.read_prompts(args)
+        asked.update(json.loads(args.given.read_text()))
         return 0
 
     monkeypatch.setattr(launch, "run_job", run_job)

@@ -198,17 +198,14 @@ def _describe_machine() -> dict[str, Any]:
     from libai.launch.facts import collect_env, git_state
 
     facts = collect_env()
-    state = git_state(Path(ROOT))
-    machine = {name: value for name, value in facts["machine"].items() if name != "host"}
-    machine["devices"] = [device["name"] for device in facts["cuda"]["devices"]]
-    machine["versions"] = (
-        f"libai {facts['libai']}, oneflow {facts['oneflow']['version']}, Python {facts['python']}"
-    )
-    if state is not None:
-        machine["commit"] = state["commit"][:9] + " changed" * state["dirty"]
-    for name in ("openblas", "cpu_kernels"):
-        machine[name] = facts["oneflow"][name]
-    return {**machine, "date": datetime.date.today().isoformat()}
+    facts["machine"].pop("host")
+    parts = ("libai", "python", "oneflow", "cuda")
+    return {
+        **facts["machine"],
+        **{name: facts[name] for name in parts},
+        "git": git_state(Path(ROOT)),
+        "date": datetime.date.today().isoformat(),
+    }
 
 
 if __name__ == "__main__":  # one rank of a job started by the benchmark

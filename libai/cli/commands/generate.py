@@ -47,14 +47,17 @@ _OPTIONS = (
 
 def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_intermixed_args(arguments)
+    is_rank = args.given is not None
+    if is_rank:
+        args = argparse.Namespace(**json.loads(args.given.read_text(encoding="utf-8")))
     if args.batch_size < 1 or args.procs < 1:
         raise UserError(
             f"--batch-size {args.batch_size} and --procs {args.procs}: both must be at least 1."
         )
-    prompts = read_prompts(args)
-    if args.given is None:  # not a rank
+    prompts = args.prompts if is_rank else read_prompts(args)
+    if not is_rank:
         say("libai: importing oneflow")
-    if args.procs > 1:
+    if args.procs > 1 and not is_rank:
         return _start_ranks(args, prompts)
     from libai.inference import GenerationOptions, Pipeline
     from libai.utils.distributed import get_rank, prepare_device
@@ -153,7 +156,7 @@ def build_parser() -> Parser:
     add("--json", action="store_true", help="print one line of JSON per prompt")
     add("--trust", action="store_true", help=FLAGS["--trust"])
     add("-n", "--procs", type=int, default=1, help="processes that share the model (default 1)")
-    add("--given", type=Path, help=argparse.SUPPRESS)  # file of prompts for a rank
+    add("--given", type=Path, help=argparse.SUPPRESS)  # file of the arguments for a rank
     add("--config-file", help=argparse.SUPPRESS)  # passed on by the launcher
     return parser
 
@@ -168,8 +171,6 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
             f"prompts are given both on the command line and in --file {args.file}. Remove one of "
             "them."
         )
-    if args.given is not None:
-        return json.loads(args.given.read_text(encoding="utf-8"))
     lines = args.prompts
     try:
         if not lines:
@@ -194,17 +195,11 @@ def _start_ranks(args: argparse.Namespace, prompts: Sequence[str]) -> int:
     """Run the same command on several processes of this machine and return the exit code."""
     from libai.cli.launch import run_on_one_machine
 
-    passed = (*_OPTIONS, "stop_token", "batch_size", "checkpoint", "tokenizer")
-    values = {name: getattr(args, name) for name in passed}
-    words = [
-        f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None
-    ]
     with tempfile.TemporaryDirectory(prefix="libai-generate-") as folder:
         # Linux refuses an argument of more than 128 KiB, so the prompts travel in a file.
-        given = Path(folder, "prompts.json")
-        given.write_text(json.dumps(prompts), encoding="utf-8")
-        words += [args.source, f"--given={given}", *(["--json"] if args.json else [])]
-        words += ["--trust"] if args.trust else []
+        given = Path(folder, "arguments.json")
+        given.write_text(json.dumps({**vars(args), "prompts": prompts, "file": None}), "utf-8")
+        words = [args.source, f"--given={given}", *(["--json"] * args.json)]
         return run_on_one_machine(_MODULE, args.source, args.procs, words)
 
 

@@ -262,7 +262,7 @@ class Run(RunBase):
                     last,
                 )
             agreement.agree()
-        if agreement.answer(STOP) not in (
+        if agreement.answers.get(STOP, 0) not in (
             0,
             TIME_LIMIT,
         ):  # the run has not taken its folder, which is unchanged
@@ -315,7 +315,10 @@ class Run(RunBase):
             )
 
     def _stopped(self) -> StoppedFromOutside:
-        asked_by, saved = self.trainer.loop.agreement.take(STOP), self.checkpointer.resumable
+        asked_by, saved = (
+            self.trainer.loop.agreement.answers.pop(STOP, 0),
+            self.checkpointer.resumable,
+        )
         barrier()  # rank 0 may still be writing, and oneflow aborts it if another rank exits first
         logger.info(
             "stopped by %s after iteration %d; %s",

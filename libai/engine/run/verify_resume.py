@@ -52,7 +52,7 @@ def train(config: Any, *, stop_after: int | None = None, resume: bool = False) -
 
     def interrupt(_: object) -> None:
         if trainer.iter + 1 == stop_after:
-            trainer.loop.agreement.decide(STOP, signal.SIGTERM)
+            trainer.loop.agreement.answers[STOP] = signal.SIGTERM
 
     trainer.register_hooks(
         [CallbackHook(after_step=interrupt, priority=99)]

@@ -7,7 +7,6 @@ code`, and add a line to `GROUPS`. A module is imported only when its subcommand
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -76,9 +75,11 @@ def dispatch(words: Sequence[str]) -> int:
         return 0
     name, *arguments = words
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"The commands are {', '.join(COMMANDS)}."
-        raise UserError(f"{name}: unknown command. {hint}")
+        # imported here because a correct command line does not need it
+        from libai.config.settings.errors import did_you_mean
+
+        hint = did_you_mean(name, COMMANDS) or f" The commands are {', '.join(COMMANDS)}."
+        raise UserError(f"{name}: unknown command.{hint}")
     sys.argv = [
         f"libai {name}",
         *arguments,

@@ -156,11 +156,10 @@ def _set(config: DictConfig, key: str, text: str) -> None:
 def _unknown(config: DictConfig, key: str) -> ConfigError:
     known = [*schema.all_paths(), *flatten(OmegaConf.to_container(config, resolve=False))]
     # if a section is misspelt, the arguments of its target are choices too
-    for section in nearest(key.partition(".")[0], schema.LAZY_SECTIONS):
-        with contextlib.suppress(ConfigError):
-            target = target_of(config.get(section))
-            names = keyword_names(target) if target is not None else ()
-            known += [f"{section}.{name}" for name in names]
+    section = nearest(key.partition(".")[0], schema.LAZY_SECTIONS)
+    with contextlib.suppress(ConfigError):
+        if target := target_of(config.get(section)):
+            known += [f"{section}.{name}" for name in keyword_names(target)]
     return ConfigError(f"{key}: no such setting.{hint(key, known)}")
 
 

@@ -23,25 +23,19 @@ class ConfigError(UserError):
         super().__init__("\n".join(self.problems))
 
 
-def _likeness(word: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, word.lower(), other.lower()).ratio()
-
-
-def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> list[str]:
-    """Return up to two choices that `word` may be a misspelling of, best first.
-
-    Empty if nothing is close.
+def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> str:
+    """Return the choice that `word` may be a misspelling of, or an empty string if none is close.
 
     For dotted keys, the last names must also be similar: sharing a section is not enough. A choice
     that ends in the same name counts too: `train.lr` finds `optim.lr`. If a section is misspelt,
     it is corrected first: a setting of another section would not do what was asked.
 
     >>> nearest("train.trian_iter", ["train.train_iter", "train.log_period"])
-    ['train.train_iter']
+    'train.train_iter'
     >>> nearest("train.lr", ["optim.lr", "train.seed"])
-    ['optim.lr']
+    'optim.lr'
     >>> nearest("train.dsit.seed", ["train.dist.auto", "train.seed"])
-    ['train.dist']
+    'train.dist'
     """
     choices = list(dict.fromkeys(choices))
     parent, _, name = word.rpartition(".")
@@ -51,28 +45,25 @@ def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> list[s
         part, _, rest = word.removeprefix(start).partition(".")
         depth = start.count(".") + 1
         below = [choice for choice in choices if choice.startswith(start)]
-        for sibling in nearest(start + part, [".".join(c.split(".")[:depth]) for c in below]):
+        if sibling := nearest(start + part, [".".join(c.split(".")[:depth]) for c in below]):
             whole = f"{sibling}.{rest}"
-            return [whole] if whole in choices else nearest(whole, choices) or [sibling]
+            return whole if whole in choices else nearest(whole, choices) or sibling
         if section:  # a part of the key may be too much
             shorter = (start + rest, word.partition(".")[2])
-            return [choice for choice in shorter if choice in choices]
+            return next((choice for choice in shorter if choice in choices), "")
     if "." in section:
         choices = [choice for choice in choices if choice.startswith(f"{section}.")]
-    choices = [choice for choice in choices if not f"{word}.".startswith(f"{choice}.")]
-    scores = {
-        choice: _likeness(word, choice)
-        for choice in choices
-        if not parent or _likeness(name, choice.rpartition(".")[2]) >= 0.65
+    last_names = {choice: choice.rpartition(".")[2] for choice in choices}
+    close_names = difflib.get_close_matches(name, last_names.values(), n=99, cutoff=0.65)
+    alike = {
+        choice.lower(): choice
+        for choice, last in last_names.items()
+        if (not parent or last in close_names) and not f"{word}.".startswith(f"{choice}.")
     }
-    best = max(scores.values(), default=0.0)
-    if best >= at_least:
-        close = [choice for choice, score in scores.items() if score >= best - 0.02]
-        return sorted(close, key=lambda choice: -scores[choice])[:2]
-    if not parent:
-        return []
-    same_name = [choice for choice in choices if choice.rpartition(".")[2] == name]
-    return sorted(same_name, key=lambda choice: choice.count("."))[:2]
+    for best in difflib.get_close_matches(word.lower(), alike, n=1, cutoff=at_least):
+        return alike[best]
+    same_name = [choice for choice, last in last_names.items() if parent and last == name]
+    return min(same_name, key=lambda choice: choice.count("."), default="")
 
 
 def _deepest_section(word: str, choices: Iterable[str]) -> str:
@@ -89,9 +80,9 @@ def _deepest_section(word: str, choices: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str], at_least: float = 0.75) -> str:
-    """Return ` Did you mean a or b?` or the empty string, to be appended to a sentence."""
+    """Return ` Did you mean a?` or the empty string, to be appended to a sentence."""
     close = nearest(word, choices, at_least)
-    return f" Did you mean {' or '.join(close)}?" if close else ""
+    return f" Did you mean {close}?" if close else ""
 
 
 def hint(key: str, choices: Iterable[str]) -> str:

@@ -140,13 +140,10 @@ def break_even(graph: Measured, eager: Measured, floor: float) -> str:
     found = compare(graph, eager, floor)
     if found["verdict"] != FASTER:
         return f"{found['text']}, so nothing shows that it pays off"
-    ratio = found["ratio"]
-    step = estimate(eager.blocks)["median"]
-    late = graph.first_seconds - eager.first_seconds + step * (1.0 - ratio["median"])
-    least, count, most = (
-        max(1, math.ceil(late / step / (1.0 - ratio[end]))) for end in ("low", "median", "high")
-    )
-    return f"{found['text']}, so it pays off after {count} iterations ({least} to {most})"
+    saved = estimate(eager.blocks)["median"] * (1.0 - found["ratio"]["median"])
+    late = graph.first_seconds - eager.first_seconds
+    count = max(1, math.ceil((late + saved) / saved))
+    return f"{found['text']}, so it pays off after {count} iterations"
 
 
 def format_spread(found: Mapping[str, float], scale: float = 1.0) -> str:

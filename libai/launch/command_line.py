@@ -104,6 +104,10 @@ class Parser(argparse.ArgumentParser):
             options.setdefault("default", [])
         return super().add_argument(*names, **options)
 
+    def add_flag(self, name: str, about: str = "") -> None:
+        """Add a flag that is off unless it is given, such as one of `FLAGS`."""
+        self.add_argument(name, action="store_true", help=about or FLAGS[name])
+
     def error(self, message: str) -> NoReturn:
         """Raise `UserError` with the message, and with the nearest flag if a flag is unknown."""
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]

@@ -490,29 +490,20 @@ class Supervisor:
         """Write the last error of every failed rank to `errors/rank_<number>.txt` in the output
         folder.
         """
-        try:
+        with contextlib.suppress(OSError):  # no rank has recorded its folder, or a full disk
             output_dir = Path(Path(self.ranks[0].folder, OUTPUT_DIR).read_text(encoding="utf-8"))
-        except OSError:
-            return  # no rank has recorded its folder
-        if any(rank.note.get("kind") == "FolderInUseError" for rank in self.ranks):
-            return  # the folder belongs to another job
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        for rank in self.ranks:
-            text = (
-                rank.note.get("said")
-                or "".join(f"  {frame}\n" for frame in rank.read_stack())
-                or rank.read_output()
-            )
-            if rank.has_failed and (text or not rank.was_ended):
+            if any(rank.note.get("kind") == "FolderInUseError" for rank in self.ranks):
+                return  # the folder belongs to another job
+            for rank in self.ranks:
+                stack = "".join(f"  {frame}\n" for frame in rank.read_stack())
+                text = rank.note.get("said") or stack or rank.read_output()
+                if not rank.has_failed or (rank.was_ended and not text):
+                    continue
                 end = f"exit code {rank.code}" if rank.note else self._describe(rank)
-                if rank.was_ended:
-                    end = "ended by the launcher"
-                with contextlib.suppress(OSError):  # the disk may be the cause of the failure
-                    path = output_dir / ERRORS_FOLDER / f"rank_{rank.number}.txt"
-                    path.parent.mkdir(exist_ok=True)
-                    path.write_text(
-                        f"{stamp}: rank {rank.number}: {end}\n\n{text}", encoding="utf-8"
-                    )
+                end = "ended by the launcher" if rank.was_ended else end
+                path = output_dir / ERRORS_FOLDER / f"rank_{rank.number}.txt"
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(f"rank {rank.number}: {end}\n\n{text}", encoding="utf-8")
 
     def _describe(self, rank: Rank) -> str:
         """Describe how a rank without a note ended."""

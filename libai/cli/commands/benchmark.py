@@ -30,7 +30,7 @@ from libai.benchmark.protocol import take_stdout
 from libai.benchmark.report import describe_case, to_text
 from libai.benchmark.variants import VariantSpec, load_measured, make_variants
 from libai.config import format_override
-from libai.launch.command_line import FLAGS, Parser, is_override
+from libai.launch.command_line import Parser, is_override
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.installation import ROOT
@@ -168,7 +168,7 @@ def _parser() -> Parser:
         help="variant of your own: a command that implements the protocol in "
         "libai/benchmark/protocol.py",
     )
-    add("--trust", action="store_true", help=FLAGS["--trust"])
+    parser.add_flag("--trust")
     for field in fields(Settings):
         about = field.metadata["help"] + " (default %(default)s)"
         kind = type(field.default)

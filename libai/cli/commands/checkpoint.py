@@ -116,7 +116,7 @@ def build_parser() -> Parser:
     def command(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
         sub.set_defaults(run=run)
-        sub.add_argument("--json", action="store_true", help="print JSON")
+        sub.add_flag("--json", "print JSON")
         return sub
 
     ls = command("ls", _list)

@@ -91,7 +91,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--output", "-o", type=Path, metavar="PAGE.html", help="also write a page with curves"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_flag("--json", "print JSON")
     return parser
 
 

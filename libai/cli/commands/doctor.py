@@ -43,7 +43,7 @@ _NO_GPU = "none with a driver for CUDA 11.7; training runs on the CPU"
 
 def run(arguments: Sequence[str]) -> int:
     parser = Parser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_flag("--json", "print the findings as JSON")
     args = parser.parse_args(arguments)
     findings = examine()
     if args.json:

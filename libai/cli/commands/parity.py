@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from libai.config import load_config
-from libai.launch.command_line import FLAGS, Parser
+from libai.launch.command_line import Parser
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
 from libai.utils.screen import say
@@ -72,6 +72,6 @@ def build_parser() -> Parser:
         action="store_true",
         help="compare the gradient with differences of the loss in float64, and nothing else",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--trust", action="store_true", help=FLAGS["--trust"])
+    parser.add_flag("--json", "print the report as JSON")
+    parser.add_flag("--trust")
     return parser

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from libai.launch.command_line import FLAGS, Parser
+from libai.launch.command_line import Parser
 from libai.utils.errors import UserError
 from libai.utils.screen import say
 
@@ -60,19 +60,16 @@ def run(arguments: Sequence[str]) -> int:
     if columns is None:
         batches = _dataset(pipeline.predictor, args)
     else:
-        kept = {name: values for name, values in columns.items() if name not in args.drop}
+        kept = _without(args.drop, columns)
         if not kept:
             raise UserError(
                 f"--drop leaves no column of {args.input}. Keep the columns that the model takes."
             )
         parameters = inspect.signature(pipeline.model.forward).parameters
         batches = cut(as_arguments(kept, args.columns, parameters), args.batch_size)
-    given = (
-        {name: values for name, values in batch.items() if name not in args.drop}
-        for batch in batches
-    )
+    given = (_with_tokens(pipeline, _without(args.drop, batch)) for batch in batches)
     try:
-        found = pipeline.predict((_with_tokens(pipeline, batch) for batch in given), args.only)
+        found = pipeline.predict(given, args.only)
     except UserError as error:
         if columns is None:
             raise
@@ -84,6 +81,10 @@ def run(arguments: Sequence[str]) -> int:
         file=sys.stderr,
     )
     return 0
+
+
+def _without(dropped: Sequence[str], columns: Columns) -> Columns:
+    return {name: values for name, values in columns.items() if name not in dropped}
 
 
 def build_parser() -> Parser:
@@ -127,7 +128,7 @@ def build_parser() -> Parser:
         help="write classes and probabilities instead of the outputs",
     )
     add("--tokenizer", metavar="FILE", help="a tokenizer.json for text, if the source has none")
-    add("--trust", action="store_true", help=FLAGS["--trust"])
+    parser.add_flag("--trust")
     return parser
 
 
@@ -158,7 +159,7 @@ def read_columns(file: Path) -> Columns:
     lengths = {name: len(values) if values.ndim else 0 for name, values in columns.items()}
     if not columns or 0 in lengths.values():
         raise UserError(f"{file} contains no samples: it needs one row per sample.")
-    if len(set(lengths.values())) > 1:
+    if min(lengths.values()) < max(lengths.values()):
         raise UserError(
             f"{file} has columns of different lengths: {lengths}. Each needs one row per sample."
         )
@@ -385,17 +386,12 @@ def write_columns(columns: Columns, file: Path | None) -> None:
     elif file is not None and file.suffix == ".csv":
         flat = {}
         for name, values in columns.items():
-            if values.ndim == 1:
-                flat[name] = values
-            else:
-                flat |= {
-                    f"{name}_{i}": numbers
-                    for i, numbers in enumerate(values.reshape(len(values), -1).T)
-                }
+            for i, numbers in enumerate(values.reshape(len(values), -1).T):
+                flat[name if values.ndim == 1 else f"{name}_{i}"] = numbers.tolist()
         with open(file, "w", encoding="utf-8", newline="") as stream:
             writer = csv.writer(stream)
             writer.writerow(flat)
-            writer.writerows(zip(*(values.tolist() for values in flat.values())))
+            writer.writerows(zip(*flat.values()))
     else:
         rows = zip(*(values.tolist() for values in columns.values()))
         text = "".join(json.dumps(dict(zip(columns, row))) + "\n" for row in rows)

@@ -13,12 +13,16 @@ its first iteration. Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped bu
 signal if a signal ended ranks that could not save.
 """
 
+import argparse
+import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from libai.launch import guard, runtime
 from libai.launch.command_line import parse_args, take_restarts
@@ -91,10 +95,34 @@ def run(arguments: Sequence[str]) -> int:
     job = read_job(arguments, os.environ)
     _check_arguments(job)
     job.announce_start()
+    return _start(job, max_restarts, new_port=None if os.environ.get("PORT") else find_free_port)
+
+
+def _start(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> int:
     with guard.signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _stop_before_start)):
         os.environ.update(choose_environment(job, os.environ))
         runtime.compile_kernels()
-    return run_job(job, max_restarts, new_port=None if os.environ.get("PORT") else find_free_port)
+    return run_job(job, max_restarts, new_port)
+
+
+def arguments_of_rank(arguments: Sequence[str]) -> argparse.Namespace | None:
+    """Return the arguments that a command has written to a file for its ranks, `--given=FILE`, or
+    None in a process that is not such a rank.
+
+    Linux refuses an argument of more than 128 KiB, which a prompt may have.
+    """
+    given = [word for word in arguments if word.startswith("--given=")]
+    if not given:
+        return None
+    text = Path(given[0].partition("=")[2]).read_text(encoding="utf-8")
+    return argparse.Namespace(**json.loads(text))
+
+
+def write_arguments(folder: Path, args: argparse.Namespace, /, **others: Any) -> str:
+    """Write arguments for ranks to a file in `folder`, and return the word that names it."""
+    file = folder / "arguments.json"
+    file.write_text(json.dumps({**vars(args), **others}, default=str), encoding="utf-8")
+    return f"--given={file}"
 
 
 def run_on_one_machine(module: str, config: str, processes: int, words: Sequence[str]) -> int:
@@ -102,9 +130,7 @@ def run_on_one_machine(module: str, config: str, processes: int, words: Sequence
     check_cores(processes)
     runtime.hide_rendezvous_environment()
     job = Job(module, config, processes, tuple(words), 1, 0, LOOPBACK, find_free_port())
-    os.environ.update(choose_environment(job, os.environ))
-    runtime.compile_kernels()
-    return run_job(job, 0, new_port=None)
+    return _start(job, 0, new_port=None)
 
 
 def _check_arguments(job: Job) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from libai.cli import launch, main
-from libai.cli.commands import checkpoint, compare, generate
+from libai.cli.commands import checkpoint, compare
 from libai.config import LazyConfig, defaults, format_override, parse_args
 from libai.engine.run.verify_resume import job_overrides
 from libai.launch.command_line import is_override, take_flag
@@ -96,8 +96,7 @@ def test_the_ranks_of_generate_get_folder_and_prompts_of_any_length(folder, monk
 
     def run_job(job, max_restarts, new_port):
         asked["words"] = job.arguments
-        args = generate.build_parser().parse_intermixed_args(job.arguments)
-        asked.update(json.loads(args.given.read_text()))
+        asked.update(vars(launch.arguments_of_rank(job.arguments)))
         return 0
 
     monkeypatch.setattr(launch, "run_job", run_job)

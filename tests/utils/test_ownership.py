@@ -13,12 +13,20 @@ from libai.config import LazyConfig, load_config
 from libai.config.loader import IMPORT_FROM
 from libai.utils import ownership
 
+
+def verify_resume_on_a_rank(words):
+    args = verify_resume.parse(words)
+    args.phase = "straight"
+    args.folder = "x"
+    return verify_resume.run_job(args)
+
+
 #: command that opens a config → its entry point
 COMMANDS = {
     "train_net": lambda words: train_net.main(),
     "parity": parity.run,
     "benchmark": benchmark.run,
-    "verify_resume": lambda words: verify_resume.run([*words, "--phase=straight", "--folder=x"]),
+    "verify_resume": verify_resume_on_a_rank,
 }
 
 ALICE, BOB, ROOT = 4001, 4002, 0

@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from libai.launch.command_line import FLAGS, Parser
+from libai.cli.launch import arguments_of_rank, run_on_one_machine, write_arguments
+from libai.launch.command_line import Parser
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.screen import say
@@ -46,19 +47,20 @@ _OPTIONS = (
 
 
 def run(arguments: Sequence[str]) -> int:
-    args = build_parser().parse_intermixed_args(arguments)
-    is_rank = args.given is not None
-    if is_rank:
-        args = argparse.Namespace(**json.loads(args.given.read_text(encoding="utf-8")))
+    given = arguments_of_rank(arguments)
+    args = given or build_parser().parse_intermixed_args(arguments)
     if args.batch_size < 1 or args.procs < 1:
         raise UserError(
             f"--batch-size {args.batch_size} and --procs {args.procs}: both must be at least 1."
         )
-    prompts = args.prompts if is_rank else read_prompts(args)
-    if not is_rank:
+    prompts = args.prompts if given else read_prompts(args)
+    if not given:
         say("libai: importing oneflow")
-    if args.procs > 1 and not is_rank:
-        return _start_ranks(args, prompts)
+    if args.procs > 1 and not given:
+        with tempfile.TemporaryDirectory(prefix="libai-generate-") as folder:
+            words = [write_arguments(Path(folder), args, prompts=prompts)]
+            words += ["--json"] * args.json  # the launcher prints errors
+            return run_on_one_machine(_MODULE, args.source, args.procs, words)
     from libai.inference import GenerationOptions, Pipeline
     from libai.utils.distributed import get_rank, prepare_device
 
@@ -153,11 +155,9 @@ def build_parser() -> Parser:
         help="checkpoint of a run: last, best or a name (default last)",
     )
     add("--tokenizer", metavar="FILE", help="a tokenizer.json, if the source has none")
-    add("--json", action="store_true", help="print one line of JSON per prompt")
-    add("--trust", action="store_true", help=FLAGS["--trust"])
+    parser.add_flag("--json", "print one line of JSON per prompt")
+    parser.add_flag("--trust")
     add("-n", "--procs", type=int, default=1, help="processes that share the model (default 1)")
-    add("--given", type=Path, help=argparse.SUPPRESS)  # file of the arguments for a rank
-    add("--config-file", help=argparse.SUPPRESS)  # passed on by the launcher
     return parser
 
 
@@ -189,18 +189,6 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
             "no prompt given. Write one after the source, use --file FILE, or pipe lines to stdin."
         )
     return lines
-
-
-def _start_ranks(args: argparse.Namespace, prompts: Sequence[str]) -> int:
-    """Run the same command on several processes of this machine and return the exit code."""
-    from libai.cli.launch import run_on_one_machine
-
-    with tempfile.TemporaryDirectory(prefix="libai-generate-") as folder:
-        # Linux refuses an argument of more than 128 KiB, so the prompts travel in a file.
-        given = Path(folder, "arguments.json")
-        given.write_text(json.dumps({**vars(args), "prompts": prompts, "file": None}), "utf-8")
-        words = [args.source, f"--given={given}", *(["--json"] * args.json)]
-        return run_on_one_machine(_MODULE, args.source, args.procs, words)
 
 
 if __name__ == "__main__":  # a rank

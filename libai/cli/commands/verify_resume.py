@@ -16,8 +16,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from libai.cli.launch import arguments_of_rank, write_arguments
 from libai.config import load_config
-from libai.launch.command_line import FLAGS, Parser
+from libai.launch.command_line import Parser
 from libai.launch.guard import guarded_main
 from libai.utils.distributed import get_world_size, prepare_device
 from libai.utils.errors import EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
@@ -33,11 +34,8 @@ PHASES = {
 }
 
 
-def build_parser() -> Parser:
-    """Return the parser of the command line.
-
-    The jobs that this command starts use it too, with `--phase`.
-    """
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse and check the command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides")
     parser.add_argument("--procs", type=int, default=1, help="processes of each job (default 1)")
@@ -47,21 +45,12 @@ def build_parser() -> Parser:
         default=8,
         help="N iterations before the stop and N after it (default 8)",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--trust", action="store_true", help=FLAGS["--trust"])
-    parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--config-file", help=argparse.SUPPRESS)
-    return parser
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse and check the command line."""
-    args = build_parser().parse_intermixed_args(arguments)
-    if args.config_file is None:
-        if not args.words:
-            raise UserError("no config given. `libai train --help` lists the shipped ones.")
-        args.config_file = args.words.pop(0)
+    parser.add_flag("--json", "print the report as JSON")
+    parser.add_flag("--trust")
+    args = parser.parse_intermixed_args(arguments)
+    if not args.words:
+        raise UserError("no config given. `libai train --help` lists the shipped ones.")
+    args.config_file = args.words.pop(0)
     if args.iters < 1 or args.procs < 1:
         raise UserError(f"--iters {args.iters} --procs {args.procs}: both must be at least 1.")
     return args
@@ -72,7 +61,7 @@ def run_job(args: argparse.Namespace) -> int:
     from libai.engine import default_setup
     from libai.engine.run.verify_resume import job_overrides, train
 
-    overrides = [*args.words, *job_overrides(args.iters, args.folder / PHASES[args.phase][0])]
+    overrides = [*args.words, *job_overrides(args.iters, Path(args.folder, PHASES[args.phase][0]))]
     run = load_config(args.config_file, overrides, get_world_size(), trust=args.trust)
     prepare_device(run.train.device, is_eager=run.mode == "eager")
     stop_after = args.iters if args.phase == "first-half" else None
@@ -85,15 +74,14 @@ def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
 
     Return 0 if it ended as expected, and otherwise the exit code to end with.
     """
+    given = write_arguments(folder, args, phase=phase, folder=folder)
     command = [
         *LAUNCH,
         "libai.cli.commands.verify_resume",
         args.config_file,
         str(args.procs),
-        *args.words,
+        given,
     ]
-    command += ["--phase", phase, "--folder", str(folder), "--iters", str(args.iters)]
-    command += ["--trust"] * args.trust
     done = subprocess.run(
         command, env=environment_of_no_rank(), capture_output=True, text=True, errors="replace"
     )
@@ -141,9 +129,10 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
+    given = arguments_of_rank(arguments)
+    if given is not None:
+        return run_job(given)
     args = parse(arguments)
-    if args.phase:
-        return run_job(args)
     with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
         return certify(args, Path(folder))
 

@@ -38,19 +38,12 @@ from libai.utils.screen import say
 
 
 def run(arguments: Sequence[str]) -> int:
-    if "--worker" in arguments:
-        return _work(arguments)
-    return _benchmark(arguments)
+    args = _parser().parse_intermixed_args(arguments)
+    return _benchmark(args, arguments) if args.worker is None else _work(args)
 
 
-def _work(arguments: Sequence[str]) -> int:
+def _work(args: argparse.Namespace) -> int:
     """Run as one rank of a variant."""
-    parser = Parser(prog="libai benchmark --worker")
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--trust", action="store_true")
-    for name in ("--worker", "--config-file", "--folder"):
-        parser.add_argument(name, required=True)
-    args = parser.parse_intermixed_args(arguments)
     answers = take_stdout()
     if args.worker.startswith("stock-"):
         os.environ.pop(
@@ -60,16 +53,15 @@ def _work(arguments: Sequence[str]) -> int:
     from libai.utils.distributed import get_world_size
 
     output_dir = format_override("train.output_dir", f"{args.folder}/run")
-    overrides = [*args.overrides, output_dir]
+    overrides = [*args.words, output_dir]
     config = load_measured(args.config_file, overrides, get_world_size(), args.trust)
     serve_ranks(config, args.worker, Path(args.folder), answers)
     return 0
 
 
-def _benchmark(arguments: Sequence[str]) -> int:
+def _benchmark(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     from libai.utils.atomic import atomic_write_text
 
-    args = _parser().parse_intermixed_args(arguments)
     settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
     configs = [word for word in args.words if not is_override(word)]
     overrides = [word for word in args.words if word not in configs]
@@ -187,6 +179,8 @@ def _parser() -> Parser:
         metavar="FOLDER",
         help="report folder (default bench)",
     )
+    for name in ("--worker", "--config-file", "--folder"):  # for one rank of a variant
+        add(name, help=argparse.SUPPRESS)
     return parser
 
 

@@ -27,13 +27,10 @@ from typing import NoReturn
 from libai.launch.guard import TRACEBACK_FLAG, TRACEBACK_VARIABLE, guarded_main
 from libai.utils import rank_notes
 from libai.utils.installation import make_importable
-from libai.utils.rank_notes import RankState
 
 #: asks a rank for its stacks; a real-time signal, because users and schedulers may use SIGUSR1 and
 #: SIGUSR2
 STACK_SIGNAL = signal.SIGRTMIN + 3
-#: maximum time in seconds to wait for the stacks of a program
-STACK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 #: signals that the parent blocks and leaves to the program
 _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -128,37 +125,6 @@ def _run(file: str, arguments: list[str]) -> None:
         runpy.run_path(file, run_name="__main__")
     else:
         runpy.run_module(file, run_name="__main__", alter_sys=True)
-
-
-def ask_for_stacks(ranks: list[tuple[RankState, Path]]) -> None:
-    """Ask programs to write their Python stacks, and wait for them for at most one second.
-
-    This also works while a program waits in native code.
-    """
-    asked = [(state, path) for state, path in ranks if state.pid and not state.ended_at]
-    for state, _ in asked:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(state.pid, STACK_SIGNAL)
-    end = time.monotonic() + STACK_SECONDS
-    # faulthandler writes the main thread last, and its frame in this file at the end
-    while time.monotonic() < end and not all(
-        "/launch/rank.py" in str(read_stack(path)) for _, path in asked
-    ):
-        time.sleep(0.05)
-
-
-def read_stack(path: Path) -> list[str]:
-    """Return the frames of a rank's main thread as written by `faulthandler`, innermost first, or
-    an empty list. After a crash: the frames of the thread that crashed.
-    """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    threads = [block for block in text.split("\n\n") if "  File " in block]
-    # faulthandler writes the thread that crashed first, and otherwise the newest thread
-    thread = threads[0 if text.startswith("Fatal") else -1] if threads else ""
-    return [line.strip() for line in thread.splitlines() if line.strip().startswith("File ")]
 
 
 if __name__ == "__main__":

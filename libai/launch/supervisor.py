@@ -17,7 +17,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -32,7 +32,7 @@ from libai.launch.guard import (
     signals_handled,
     with_rank,
 )
-from libai.launch.rank import ask_for_stacks, output_file, read_stack
+from libai.launch.rank import STACK_SIGNAL, output_file
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
 from libai.utils.rank_notes import OUTPUT_DIR, RankState
@@ -42,6 +42,8 @@ POLL_SECONDS = 0.05
 #: maximum seconds between two checks that count as time without progress; a suspended launcher may
 #: check late
 WATCH_SECONDS = 1.0
+#: maximum time in seconds to wait for the stacks of ranks
+STACK_SECONDS = 1.0
 # Time for the other ranks to report their errors after a failure.
 REPORT_SECONDS = 1.5
 # oneflow aborts a rank that has lost another, immediately or within this time.
@@ -155,7 +157,7 @@ class Rank:
         if not 0 < state.limit <= self._still_seconds or self.has_ended:
             return
         state.hung_seconds = state.limit
-        ask_for_stacks([(state, Path(self.folder, f"stack_{self.number}"))])
+        _ask_for_stacks([self])
         with contextlib.suppress(ProcessLookupError):
             if state.pid:
                 os.kill(state.pid, signal.SIGKILL)
@@ -181,10 +183,18 @@ class Rank:
         )
 
     def read_stack(self, name: str = "stack") -> list[str]:
-        """Return the frames of the main thread when the stack was requested or, for "crash", when a
-        signal ended it.
+        """Return the frames of the main thread when the stack was requested or, for "crash", of the
+        thread that crashed when a signal ended it, innermost first; empty without any.
         """
-        return read_stack(Path(self.folder, f"{name}_{self.number}"))
+        try:
+            path = Path(self.folder, f"{name}_{self.number}")
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        threads = [block for block in text.split("\n\n") if "  File " in block]
+        # faulthandler writes the thread that crashed first, and otherwise the newest thread
+        thread = threads[0 if text.startswith("Fatal") else -1] if threads else ""
+        return [line.strip() for line in thread.splitlines() if line.strip().startswith("File ")]
 
     def where(self) -> str:
         """Return the rank's progress as text: `after iteration 3, in the phase 'save', at File
@@ -215,6 +225,23 @@ class Rank:
             if found is not None and "launch/rank.py" not in found:
                 return found
         return ""
+
+
+def _ask_for_stacks(ranks: Sequence[Rank]) -> None:
+    """Ask programs to write their Python stacks, and wait for them for at most `STACK_SECONDS`.
+
+    This also works while a program waits in native code.
+    """
+    asked = [rank for rank in ranks if rank.state.pid and not rank.state.ended_at]
+    for rank in asked:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank.state.pid, STACK_SIGNAL)
+    end = time.monotonic() + STACK_SECONDS
+    # faulthandler writes the main thread last, and its frame in rank.py at the end
+    while time.monotonic() < end and not all(
+        "/launch/rank.py" in str(rank.read_stack()) for rank in asked
+    ):
+        time.sleep(0.05)
 
 
 @dataclass
@@ -348,12 +375,7 @@ class Supervisor:
             self._end_in(_stop_seconds())
         elif rank.has_failed:
             if rank.waited_in_vain and self._kill_at == float("inf"):
-                ask_for_stacks(
-                    [
-                        (other.state, Path(other.folder, f"stack_{other.number}"))
-                        for other in self.ranks
-                    ]
-                )
+                _ask_for_stacks(self.ranks)
             self._end_in(REPORT_SECONDS)
 
     def _end_in(self, seconds: float) -> None:

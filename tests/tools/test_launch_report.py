@@ -7,7 +7,6 @@ import signal
 
 import pytest
 
-from libai.launch.rank import ask_for_stacks, read_stack
 from libai.launch.supervisor import Rank, Supervisor
 from libai.utils.rank_notes import OUTPUT_DIR, RankState
 
@@ -106,8 +105,8 @@ def test_a_hung_rank_that_oneflow_ended_meanwhile_is_told_as_hung(tmp_path):
 def test_a_crash_is_told_with_the_line_of_the_thread_that_crashed(tmp_path, head, line):
     """A rank that is asked for its stack tells that of its main thread, which is written last."""
     threads = 'Current thread 1:\n  File "w.py", line 5 in f\n\nThread 2:\n  File "m.py", line 7'
-    (tmp_path / "stack").write_text(head + threads)
-    assert f"line {line}" in read_stack(tmp_path / "stack")[0]
+    (tmp_path / "stack_0").write_text(head + threads)
+    assert f"line {line}" in Rank(0, str(tmp_path), RankState()).read_stack()[0]
 
 
 def test_a_rank_that_hangs_after_its_failure_is_told_by_its_note(tmp_path):
@@ -119,12 +118,15 @@ def test_a_rank_that_hangs_after_its_failure_is_told_by_its_note(tmp_path):
 
 def test_a_stack_is_awaited_to_its_end(tmp_path, monkeypatch):
     """A busy machine writes the threads one by one, and a rank that hangs is killed after that."""
-    stack = tmp_path / "stack"
+    rank = Rank(0, str(tmp_path), RankState(pid=1, limit=1.0))
+    stack = tmp_path / "stack_0"
     write_stack(stack, "pool.py")
     monkeypatch.setattr("os.kill", lambda *_: None)
     monkeypatch.setattr("time.sleep", lambda _: write_stack(stack, "/libai/launch/rank.py"))
-    ask_for_stacks([(RankState(pid=1), stack)])
-    assert read_stack(stack) == ['File "/libai/launch/rank.py", line 3 in f']
+    rank.end_if_hung(0.0)
+    rank.end_if_hung(2.0)
+    assert rank.state.hung_seconds == 1.0
+    assert rank.read_stack() == ['File "/libai/launch/rank.py", line 3 in f']
 
 
 def test_the_last_error_of_every_rank_is_kept(tmp_path):
@@ -176,7 +178,7 @@ def test_only_a_program_with_a_limit_is_ended(monkeypatch, tmp_path, limit, is_e
     """Outside libai's phases, a user's program may take any time. With progress it goes on."""
     killed = []
     monkeypatch.setattr("os.kill", lambda pid, signum: killed.append(signum))
-    monkeypatch.setattr("libai.launch.rank.STACK_SECONDS", 0.0)
+    monkeypatch.setattr("libai.launch.supervisor.STACK_SECONDS", 0.0)
     rank = Rank(0, str(tmp_path), RankState(pid=1234, limit=limit))
     for _ in range(3):
         rank.state.beats += 1  # progress

@@ -140,7 +140,7 @@ def _check_arguments(job: Job) -> None:
     `--help` prints the help and ends this process.
     """
     if job.is_training:
-        parse_args(["--config-file", job.config, *job.arguments], prog="train_net.py")
+        parse_args(["--config-file", job.config, *job.arguments], prog="libai train")
 
 
 def _stop_before_start(signum: int, frame: object) -> None:

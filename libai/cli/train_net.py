@@ -39,7 +39,7 @@ FAST_DEV_RUN = [
 
 def main(run_class: type[Run] | None = None) -> int:
     """Run the command line with `run_class`, a subclass of `libai.engine.Run` (default: `Run`)."""
-    args = parse_args(sys.argv[1:], prog="train_net.py")
+    args = parse_args(sys.argv[1:], prog="libai train")
     notes = own_folder()
     if notes is None and world_size() == 1 and not (args.quiet or args.print_config):
         say(f"libai: starting {args.config} in this process")

@@ -21,6 +21,8 @@ _OPTIONAL_VALUES = ("--resume", "--find-lr")
 _NEED_VALUES = ("--reset", "--max-restarts")
 #: flags that exclude each other
 _EXCLUSIVE = ("dry_run", "eval_only", "find_lr")
+#: positional arguments of commands that take settings
+_SETTINGS = ("words", "overrides", "settings")
 #: flag of the training program -> its help
 FLAGS = {
     "--resume": (
@@ -126,9 +128,10 @@ class Parser(argparse.ArgumentParser):
         flags = [flag for action in shown for flag in action.option_strings if flag[:2] == "--"]
         name, equals, _ = word.partition("=")
         close = did_you_mean(name, flags)
-        hint = meant(name.lstrip("-"))
+        takes_settings = any(action.dest in _SETTINGS for action in self._actions)
+        hint = meant(name.lstrip("-")) if takes_settings else ""
         all_flags = f" The flags are {', '.join(flags)}."
-        if "." in name or (equals and hint and not close):
+        if takes_settings and ("." in name or (equals and hint and not close)):
             right = word.lstrip("-")
             return f"{word}: overrides are written key=value, without dashes: {right}.{hint}"
         return f"{word}: unknown flag.{close or hint or all_flags}"

@@ -151,8 +151,8 @@ def _read(launcher: _Launcher, environment: Environment) -> Place:
         return int(text)
 
     def given(name: str) -> str:
-        prefixes = ("MASTER_",) if launcher is ONEFLOW else ("", "MASTER_")
-        return next(filter(None, (environment.get(prefix + name) for prefix in prefixes)), "")
+        own = "" if launcher is ONEFLOW else environment.get(name)
+        return own or environment.get(f"MASTER_{name}") or ""
 
     size = number(launcher.size)
     rank = number(launcher.rank)

@@ -82,15 +82,6 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
-class _HeldRecords(MemoryHandler):
-    """Records for a log file, in memory until the file may be written."""
-
-    def close(self) -> None:
-        if self.target is not None:
-            self.target.close()  # Python's handler only forgets it, with its file open
-        super().close()
-
-
 def setup_logging(
     output_dir: str | os.PathLike[str] | None,
     holds_files: bool = False,
@@ -125,7 +116,7 @@ def setup_logging(
         )
         _attach(
             logger,
-            _HeldRecords(sys.maxsize, flushLevel=sys.maxsize, target=file, flushOnClose=False),
+            MemoryHandler(sys.maxsize, flushLevel=sys.maxsize, target=file, flushOnClose=False),
         )
         if not holds_files:
             open_log_files()
@@ -136,10 +127,12 @@ def open_log_files() -> None:
     """Write all records since `setup_logging(…, holds_files=True)` to the log file, and write later
     ones directly.
     """
-    for handler in logging.getLogger("libai").handlers:
+    logger = logging.getLogger("libai")
+    for handler in list(logger.handlers):
         if isinstance(handler, MemoryHandler) and isinstance(handler.target, _LogFile):
             Path(handler.target.baseFilename).parent.mkdir(parents=True, exist_ok=True)
-            handler.capacity = 0
+            logger.removeHandler(handler)
+            _attach(logger, handler.target)
             handler.flush()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from libai.benchmark.protocol import UNAVAILABLE, Unavailable
 from libai.benchmark.variants import VariantSpec
 from libai.utils.errors import EXIT_USER_MISTAKE
-from libai.utils.rank_notes import RENDEZVOUS_VARIABLES
+from libai.utils.rank_notes import environment_of_no_rank
 
 #: a variant that does not answer within this time is killed
 ANSWER_SECONDS = 600.0
@@ -44,7 +44,7 @@ class VariantProcess:
         self._name = spec.name
         self._log = own / "log.txt"
         command = [word.replace("{folder}", str(own)) for word in spec.command]
-        environment = {**os.environ, **dict.fromkeys(RENDEZVOUS_VARIABLES), **spec.environment}
+        environment = {**environment_of_no_rank(), **spec.environment}
         try:
             with open(self._log, "wb") as errors:
                 self._process = subprocess.Popen(

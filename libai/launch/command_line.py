@@ -97,15 +97,6 @@ class Parser(argparse.ArgumentParser):
             **options,
         )
 
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Add an argument as argparse does.
-
-        An optional positional argument is not reported as required.
-        """
-        if options.get("nargs") == "*" and not names[0].startswith("-"):
-            options.setdefault("default", [])
-        return super().add_argument(*names, **options)
-
     def add_flag(self, name: str, about: str = "") -> None:
         """Add a flag that is off unless it is given, such as one of `FLAGS`."""
         self.add_argument(name, action="store_true", help=about or FLAGS[name])
@@ -209,8 +200,9 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
     """
     usage = "%(prog)s CONFIG [key=value | +key=value | ~key ...] [flags]"
     parser = build_parser(FLAGS, prog=prog, usage=usage)
+    name = "CONFIG and overrides"
     about = "a config file, followed by settings"
-    parser.add_argument("words", nargs="*", metavar="CONFIG and overrides", help=about)
+    parser.add_argument("words", nargs="*", default=[], metavar=name, help=about)
     about = "the config, if it is not the first argument"
     parser.add_argument("--config-file", metavar="CONFIG", help=about)
     values = vars(parser.parse_intermixed_args(_with_optional_values(argv)))

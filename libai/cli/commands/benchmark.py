@@ -137,6 +137,7 @@ def _parser() -> Parser:
     add(
         "words",
         nargs="*",
+        default=[],
         metavar="CONFIG... key=value...",
         help="config files, then settings that apply to all of them",
     )

@@ -107,7 +107,13 @@ def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", help="a run's output folder or a Hugging Face folder")
-    add("prompts", metavar="PROMPT", nargs="*", help="prompts (default: lines from stdin)")
+    add(
+        "prompts",
+        metavar="PROMPT",
+        nargs="*",
+        default=[],
+        help="prompts (default: lines from stdin)",
+    )
     add(
         "--file",
         "-f",

@@ -55,7 +55,7 @@ def build_parser() -> Parser:
         "config", metavar="CONFIG", nargs="?", help="a config file, or the name of a shipped one"
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="settings, as for training"
+        "overrides", nargs="*", default=[], metavar="key=value", help="settings, as for training"
     )
     parser.add_argument(
         "--iters", type=int, default=10, metavar="N", help="updates of each run (default 10)"

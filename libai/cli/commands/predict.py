@@ -91,7 +91,13 @@ def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("run", metavar="RUN", help="the output folder of a run, or a Hugging Face folder")
-    add("settings", metavar="key=value", nargs="*", help="settings that change the run's config")
+    add(
+        "settings",
+        metavar="key=value",
+        nargs="*",
+        default=[],
+        help="settings that change the run's config",
+    )
     add("--input", "-i", type=Path, help="samples: .npz, .jsonl or .csv")
     add(
         "--data",

@@ -37,7 +37,7 @@ PHASES = {
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = Parser(description=__doc__)
-    parser.add_argument("words", nargs="*", metavar="CONFIG and overrides")
+    parser.add_argument("words", nargs="*", default=[], metavar="CONFIG and overrides")
     parser.add_argument("--procs", type=int, default=1, help="processes of each job (default 1)")
     parser.add_argument(
         "--iters",

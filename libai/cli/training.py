@@ -4,7 +4,9 @@ machine.
 
 from __future__ import annotations
 
+import inspect
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,10 +109,11 @@ def _parse(
     """
     if {"-h", "--help"} & set(arguments):
         names = sorted(path.stem for path in Path(shipped_configs()).glob("*.py"))
-        description = (
-            f"{description}\n\nShipped configs: {', '.join(names)}. {docs_page('config.md')} "
-            "explains the settings."
+        shipped = (
+            f"Shipped configs: {', '.join(names)}. {docs_page('config.md')} explains the settings."
         )
+        # `Parser` keeps the lines of a description
+        description = f"{inspect.cleandoc(description or '')}\n\n{textwrap.fill(shipped, 79)}"
         flags = {**LAUNCHER_FLAGS, **FLAGS}
         build_parser(flags, usage=f"libai {usage}", description=description).parse_args(["--help"])
     processes, words = take_flag("--procs", arguments)

@@ -84,22 +84,24 @@ class _LogFile(logging.FileHandler):
 
 def setup_logging(
     output_dir: str | os.PathLike[str] | None,
+    level: int = logging.INFO,
     holds_files: bool = False,
     quiet: bool = False,
 ) -> logging.Logger:
     """Set up the logger "libai" for this rank and return it.
 
     Files are appended to, so a resumed run continues its log. Another call, for example with a new
-    folder, replaces the handlers of the earlier call.
+    folder or level, replaces the handlers of the earlier call.
 
-    Args: output_dir: folder of the log files. None logs to the screen only. holds_files: do not
-        touch files yet. Records are kept in memory until `open_log_files` writes them. quiet: show
-        only warnings, errors and results on the screen. The files get everything.
+    Args: output_dir: folder of the log files. None logs to the screen only. level: lowest level
+        that is logged. holds_files: do not touch files yet. Records are kept in memory until
+        `open_log_files` writes them. quiet: show only warnings, errors and results on the screen.
+        The files get everything.
     """
     rank = get_rank()
     reset_logging()
     logger = logging.getLogger("libai")
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level)
     logger.propagate = False  # a root handler set by the user would print every line twice
     if rank == 0:
         _attach(logger, _ScreenHandler(quiet))

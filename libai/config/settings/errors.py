@@ -57,7 +57,7 @@ def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> str:
     close_names = difflib.get_close_matches(name, last_names.values(), n=99, cutoff=0.65)
     alike = {
         choice.lower(): choice
-        for choice, last in last_names.items()
+        for choice, last in reversed(last_names.items())
         if (not parent or last in close_names) and not f"{word}.".startswith(f"{choice}.")
     }
     for best in difflib.get_close_matches(word.lower(), alike, n=1, cutoff=at_least):

@@ -1,5 +1,8 @@
 """Values and gradients of every operation with a libai kernel, compared with OneFlow in float64."""
 
+import functools
+from types import SimpleNamespace
+
 import numpy as np
 import oneflow as flow
 import pytest
@@ -25,6 +28,19 @@ def power(exponent):
 
 def layer_norm(*normalized):
     return lambda x, weight=None, bias=None: F.layer_norm(x, normalized, weight, bias)
+
+
+def group_norm(groups, kind=nn.GroupNorm):
+    """With weights as arguments. An instance norm has a group for each channel."""
+
+    def function(x, weight=None, bias=None):
+        names = dict.fromkeys(("num_channels", "num_features"), x.shape[1])
+        norm = SimpleNamespace(**names, num_groups=groups, eps=1e-5, weight=weight, bias=bias)
+        norm._forward = functools.partial(nn.InstanceNorm1d._forward, norm)
+        norm._check_input_dim = lambda x: None
+        return kind.forward(norm, x)
+
+    return function
 
 
 def batch_norm(is_training):
@@ -63,6 +79,50 @@ POINTWISE = {
     "exp": flow.exp,
     "erf": flow.erf,
 }
+SCALE, SELU = 1.0507009873554805, 1.6732632423543772
+
+
+def expm1(x):
+    return np.expm1(np.minimum(x, 0))
+
+
+def exp(x):
+    return np.exp(np.minimum(x, 0))
+
+
+def sigmoid(x):
+    return np.exp(-np.logaddexp(0, -x))
+
+
+def mish_slope(x):
+    gate = np.tanh(np.logaddexp(0, x))
+    return gate + x * (1 - gate**2) * sigmoid(x)
+
+
+#: function, value and slope in NumPy: OneFlow's own are inexact near 0 and far out
+CURVES = {
+    "softplus": (
+        lambda x: F.softplus(x, 1.5, 12.0),
+        lambda x: np.where(1.5 * x > 12, x, np.logaddexp(0, 1.5 * x) / 1.5),
+        lambda x: np.where(1.5 * x > 12, 1, sigmoid(1.5 * x)),
+    ),
+    "elu": (
+        lambda x: F.elu(x, 1.3),
+        lambda x: np.where(x > 0, x, 1.3 * expm1(x)),
+        lambda x: np.where(x > 0, 1, 1.3 * exp(x)),
+    ),
+    "celu": (
+        lambda x: F.celu(x, alpha=1.7),
+        lambda x: np.where(x > 0, x, 1.7 * expm1(x / 1.7)),
+        lambda x: np.where(x > 0, 1, exp(x / 1.7)),
+    ),
+    "selu": (
+        F.selu,
+        lambda x: SCALE * np.where(x > 0, x, SELU * expm1(x)),
+        lambda x: SCALE * np.where(x > 0, 1, SELU * exp(x)),
+    ),
+    "mish": (F.mish, lambda x: x * np.tanh(np.logaddexp(0, x)), mish_slope),
+}
 
 _POOL, _IMAGE = "avg_pool_2d avg_pool_2d_grad", (2, 3, 9, 8)
 _ADAPTIVE = "adaptive_avg_pool2d adaptive_avg_pool2d_grad"
@@ -72,6 +132,7 @@ _BATCH_NORM = "normalization normalization_grad"
 #: operations that must run, function, shapes of its inputs
 CASES = [
     *((f"{name} {name}_grad", function, (33, 1027)) for name, function in POINTWISE.items()),
+    *((f"{name} {name}_grad", one, (33, 1027)) for name, (one, *_) in CURVES.items()),
     ("leaky_relu leaky_relu_grad", lambda x: F.leaky_relu(x, 0.1), (5, 33)),
     *(("scalar_pow scalar_pow_grad", power(exponent), (9, 33)) for exponent in (2, 3.0, -0.5)),
     ("sqrt sqrt_grad", lambda x: flow.sqrt(x * x + 0.1), (9, 33)),
@@ -96,7 +157,16 @@ CASES = [
         for shape in ((600, 7), (3, 2, 4, 5, 6))
     ),
     ("normalization", batch_norm(False), (8, 4, 6, 7), (4,), (4,)),
+    (_LAYER_NORM, group_norm(3), (4, 6, 5, 7), (6,), (6,)),
+    (_LAYER_NORM, group_norm(2), (4, 6, 9)),
+    (_LAYER_NORM, group_norm(0, nn.InstanceNorm2d), (4, 6, 5, 7), (6,), (6,)),
     ("bias_add", bias_add(2), (3, 4, 5), (5,)),
+    # one input channel for each output channel
+    (_CONV, conv(1, 1, 1, 6), (3, 6, 9, 8), (6, 1, 3, 3), (6,)),
+    (_CONV, conv(2, 3, 2, 5), (2, 5, 17, 12), (10, 1, 4, 3), (10,)),
+    (_CONV, conv(1, 3, 1, 4), (2, 4, 90, 70), (4, 1, 7, 7), (4,)),
+    ("conv1d", conv(1, 2, 1, 8, function=F.conv1d), (3, 8, 40), (8, 1, 5), (8,)),
+    ("conv3d", conv(2, 1, 1, 3, function=F.conv3d), (2, 3, 5, 6, 7), (3, 1, 3, 2, 3), (3,)),
     (_CONV, conv(1, 1, 1, 1), (3, 5, 9, 7), (6, 5, 3, 3), (6,)),
     (_CONV, conv(3, 2, 2, 1), (2, 3, 11, 11), (33, 3, 5, 5), (33,)),
     (
@@ -200,6 +270,22 @@ def test_functions_far_out_and_near_zero(level, name):
     assert_allclose(found[0][near], expected[0][near], rtol=8 * EPS, atol=1e-37)
     for ours, theirs in zip(found, expected):
         assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_follow_their_formulas_everywhere(level, name):
+    function, value, slope = CURVES[name]
+    x = np.float32([*FAR, *np.linspace(-25, 25, 301)])
+    found = results(function, [x], np.float32)
+    wide = x.astype(np.float64)
+    # the product 1.5 * 25 is rounded, and exp makes a relative error of an absolute one
+    assert_allclose(found[0], value(wide), rtol=4e-6, atol=1e-37)
+    factors = random(*x.shape, seed=99)
+    assert_allclose(found[1], slope(wide) * factors, rtol=1e-6, atol=1e-6)
+    nan = flow.tensor([np.nan, np.inf], requires_grad=True)
+    result = function(nan)
+    result.sum().backward()
+    assert np.isnan(result.numpy()).tolist() == np.isnan(nan.grad.numpy()).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("name", POINTWISE)

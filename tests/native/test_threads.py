@@ -55,7 +55,9 @@ CASES = {
     "attention": (lambda x: flow.matmul(flow.matmul(x, x.transpose(-1, -2)), x), heads),
     "convolution": (lambda x: F.conv2d(x, filters, bias), (50, 20, 12, 11)),
     "with a stride": (lambda x: F.conv2d(x, filters, None, 2, 1), (7, 20, 33, 17)),
-    "of groups": (lambda x: F.conv2d(x, of_groups, None, 1, 2, 1, 60), (9, 60, 16, 16)),
+    "depthwise": (lambda x: F.conv2d(x, depthwise, None, 1, 2, 1, 60), (9, 60, 16, 16)),
+    "softplus": (F.softplus, rows), "mish": (F.mish, rows),
+    "of groups": (lambda x: F.conv2d(x, of_groups, None, 1, 2, 1, 30), (9, 60, 16, 16)),
     "of one pixel": (lambda x: F.conv2d(x, of_pixels), (40, 20, 9, 9)),
     "along sequences": (lambda x: flow._C.conv1d(x, of_sequences), (30, 20, 300)),
     "batch norm": (lambda x: norm(x) * x, (40, 20, 12, 11)), "of few pixels": (lambda x: norm(x) * x, (900, 20, 2, 5)),
@@ -67,8 +69,8 @@ CASES = {
 }
 norm, lstm = flow.nn.BatchNorm2d(20), flow.nn.LSTM(33, 70, 2, bidirectional=True)
 gru = flow.nn.GRU(33, 70)
-filters, bias, of_groups, of_pixels = drawn(50, 20, 3, 3), drawn(50), drawn(60, 1, 5, 5), drawn(70, 20, 1, 1)
-of_sequences, of_channels = drawn(33, 20, 4), drawn(20)
+filters, bias, of_groups, of_pixels = drawn(50, 20, 3, 3), drawn(50), drawn(60, 2, 5, 5), drawn(70, 20, 1, 1)
+of_sequences, of_channels, depthwise = drawn(33, 20, 4), drawn(20), drawn(60, 1, 5, 5)
 wide = drawn(3000, 130).detach()
 drawn_once, table, other = drawn(70, 64), drawn(130, 96), drawn(101, 130)
 parameters = weights, biases, table, other, filters, bias, of_groups, of_pixels, of_sequences, of_channels
@@ -131,4 +133,4 @@ def test_every_operation_has_the_bits_of_one_thread(library, native_level):
     command = [sys.executable, "-c", COMPARE]
     done = run(command, timeout=300, LIBAI_NATIVE=native_level, OPENBLAS_NUM_THREADS="3")
     assert done.returncode == 0, done
-    assert done.stdout.strip() == "equal 37"
+    assert done.stdout.strip() == "equal 40"

@@ -307,25 +307,4 @@ class FilterGradient {
   std::vector<Lines> lines;  // one entry for each tap
 };
 
-inline void RunConv(KernelComputeContext* c) {
-  const ConvShape s(c, "in", "out");
-  Convolution(s, false).Run(In(c, "in"), In(c, "weight"), MaybeIn(c, "bias"), MaybeIn(c, "_add_to_output"), Out(c, "out"));
-}
-inline void RunConvDataGrad(KernelComputeContext* c) {
-  const ConvShape s(c, "dx", "dy");
-  Convolution(s, true).Run(In(c, "dy"), In(c, "filter"), nullptr, MaybeIn(c, "_add_to_output"), Out(c, "dx"));
-}
-inline void RunConvFilterGrad(KernelComputeContext* c) {
-  const ConvShape s(c, "x", "dy");
-  FilterGradient(s).Run(In(c, "dy"), In(c, "x"), Out(c, "filter_diff"));
-}
-
-inline bool HasChannelsFirst(const KernelRegContext& c) { return c.Attr<std::string>("data_format") == "channels_first"; }
-
-inline void RegisterConvolutions() {
-  for (const char* op : {"conv1d", "conv2d", "conv3d"}) Register(op, "in", &RunConv, &HasChannelsFirst);
-  Register("conv_data_grad", "dy", &RunConvDataGrad, &HasChannelsFirst);
-  Register("conv_filter_grad", "dy", &RunConvFilterGrad, &HasChannelsFirst);
-}
-
 }  // namespace libai

@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "channel_kernels.h"
-#include "conv_kernels.h"
+#include "depthwise_kernels.h"
 #include "decode.h"
 #include "pointwise_kernels.h"
 #include "pool_kernels.h"

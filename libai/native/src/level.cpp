@@ -13,6 +13,7 @@ namespace {
 #include "vector.h"
 #include "batch_norm.h"
 #include "tiles.h"
+#include "depthwise.h"
 #include "pointwise.h"
 #include "rows.h"
 #include "sums.h"
@@ -21,7 +22,8 @@ namespace {
 }  // namespace
 
 #define LIBAI_NAME(name) &name,
+#define LIBAI_CURVE_NAMES(name) &name, &name##Grad,
 #define LIBAI_ENTRY(result, name, args) &name,
-extern const Maths LIBAI_LEVEL = {LIBAI_UNARY(LIBAI_NAME) LIBAI_UNARY_GRAD(LIBAI_NAME) LIBAI_BINARY(LIBAI_NAME)
-                                      LIBAI_COMPARISON(LIBAI_NAME) LIBAI_MATHS(LIBAI_ENTRY)};
+extern const Maths LIBAI_LEVEL = {LIBAI_UNARY(LIBAI_NAME) LIBAI_UNARY_GRAD(LIBAI_NAME) LIBAI_CURVE(LIBAI_CURVE_NAMES)
+                                      LIBAI_BINARY(LIBAI_NAME) LIBAI_COMPARISON(LIBAI_NAME) LIBAI_MATHS(LIBAI_ENTRY)};
 }  // namespace libai

@@ -54,6 +54,7 @@ struct ProductRun {
   X(GeluGrad) X(FastGeluGrad) X(QuickGeluGrad) X(SiluGrad) X(TanhGrad) X(ExpGrad) X(ErfGrad) X(SqrtGrad) \
   X(RsqrtGrad) X(SquareGrad) X(CubeGrad) \
   X(SigmoidGrad)
+#define LIBAI_CURVE(X) X(Softplus) X(Elu) X(Celu) X(Selu) X(Mish)
 #define LIBAI_BINARY(X) X(AddLine) X(SubLine) X(MulLine) X(DivLine)
 #define LIBAI_COMPARISON(X) \
   X(EqualLine) X(NotEqualLine) X(LessLine) X(LessEqualLine) X(GreaterLine) X(GreaterEqualLine)
@@ -94,6 +95,10 @@ struct ProductRun {
   X(void, AffineGrad, (const float* dy, const float* x, const float* mean, const float* a, const float* b,      \
                        const float* c, int step, float* dx, int64_t n))                                         \
   X(void, ConvPixels, (const ConvRun* run, const int64_t* x_at, const int64_t* y_at, int64_t pixels))           \
+  X(void, AddShifted, (const float* x, int64_t x_row, int64_t x_step, float weight, float* y, int64_t y_row,    \
+                       int64_t y_step, int64_t rows, int64_t n))                                                \
+  X(double, SumShifted, (const float* x, int64_t x_row, int64_t x_step, const float* y, int64_t y_row,          \
+                         int64_t rows, int64_t n))                                                              \
   X(void, ConvFilter, (const FilterRun* run))                                                                   \
   X(void, Multiply, (const ProductRun* run))                                                                    \
   X(void, DotRows, (const float* x, int64_t num_x, const float* w, int64_t num_w, int64_t d, float alpha,       \
@@ -117,17 +122,21 @@ struct ProductRun {
 using Unary = void (*)(const float* x, float* y, int64_t n);
 using UnaryGrad = void (*)(const float* x, const float* dy, float* dx, int64_t n);
 // A step is 1, or 0 to repeat the first number.
+using Curve = void (*)(const float* x, float* y, int64_t n, float a, float b);
+using CurveGrad = void (*)(const float* x, const float* dy, float* dx, int64_t n, float a, float b);
 using Binary = void (*)(const float* x, int x_step, const float* y, int y_step, float* z, int64_t n);
 using Comparison = void (*)(const float* x, int x_step, const float* y, int y_step, bool* z, int64_t n);
 
 struct Maths {
 #define LIBAI_UNARY_MEMBER(name) Unary name;
 #define LIBAI_UNARY_GRAD_MEMBER(name) UnaryGrad name;
+#define LIBAI_CURVE_MEMBER(name) Curve name; CurveGrad name##Grad;
 #define LIBAI_BINARY_MEMBER(name) Binary name;
 #define LIBAI_COMPARISON_MEMBER(name) Comparison name;
 #define LIBAI_MEMBER(result, name, args) result(*name) args;
   LIBAI_UNARY(LIBAI_UNARY_MEMBER)
   LIBAI_UNARY_GRAD(LIBAI_UNARY_GRAD_MEMBER)
+  LIBAI_CURVE(LIBAI_CURVE_MEMBER)
   LIBAI_BINARY(LIBAI_BINARY_MEMBER)
   LIBAI_COMPARISON(LIBAI_COMPARISON_MEMBER)
   LIBAI_MATHS(LIBAI_MEMBER)

@@ -76,6 +76,48 @@ UNARY_GRAD(CubeGrad, 3.0f * (v * v) * g)
 #undef UNARY
 #undef UNARY_GRAD
 
+// y = f(x) and dx = dy f'(x) with two parameters a and b; EXPRESSION and DERIVATIVE read x as v
+#define CURVE(NAME, EXPRESSION, DERIVATIVE)                                                        \
+  void NAME(const float* x, float* y, int64_t n, float a, float b) {                               \
+    SIMD for (int64_t i = 0; i < n; ++i) {                                                         \
+      const float v = x[i];                                                                        \
+      y[i] = (EXPRESSION);                                                                         \
+    }                                                                                              \
+  }                                                                                                \
+  void NAME##Grad(const float* x, const float* dy, float* dx, int64_t n, float a, float b) {       \
+    SIMD for (int64_t i = 0; i < n; ++i) {                                                         \
+      const float v = x[i];                                                                        \
+      dx[i] = dy[i] * (DERIVATIVE);                                                                \
+    }                                                                                              \
+  }
+
+INLINE float Negative(float v) { return v > 0.0f ? 0.0f : v; }
+// log(1 + exp(a v)) / a, and v where a v > b
+INLINE float SoftplusOf(float v, float a, float b) {
+  const float z = a * v, log = (z > 0.0f ? z : 0.0f) + Log1p(ExpFull(-Abs(z)));
+  return z > b ? v : log / a;
+}
+// tanh(log(1 + e)) = (e^2 + 2 e) / (e^2 + 2 e + 2) with e = exp(v); beyond 20 it is 1
+INLINE float MishGate(float v) {
+  const float e = ExpFull(v > 20.0f ? 20.0f : v), n = e * (e + 2.0f);
+  return n / (n + 2.0f);
+}
+INLINE float MishDerivative(float v) {
+  v = v > 20.0f ? 20.0f : v;
+  v = v < -110.0f ? -110.0f : v;  // below, exp(v) is 0
+  const float e = ExpFull(v), d = Fma(e, e + 2.0f, 2.0f);
+  return Fma(4.0f * v * e / d, (1.0f + e) / d, MishGate(v));
+}
+constexpr float kSeluScale = 1.0507009873554805f, kSeluAlpha = 1.6732632423543772f;
+
+CURVE(Softplus, SoftplusOf(v, a, b), a * v > b ? 1.0f : Sigmoid(a * v))
+CURVE(Elu, v > 0.0f ? v : a * Expm1(Negative(v)), v > 0.0f ? 1.0f : a * ExpFull(Negative(v)))
+CURVE(Celu, v > 0.0f ? v : a * Expm1(Negative(v) / a), v > 0.0f ? 1.0f : ExpFull(Negative(v) / a))
+CURVE(Selu, kSeluScale * (v > 0.0f ? v : kSeluAlpha * Expm1(Negative(v))),
+      kSeluScale * (v > 0.0f ? 1.0f : kSeluAlpha * ExpFull(Negative(v))))
+CURVE(Mish, v * MishGate(v), MishDerivative(v))
+#undef CURVE
+
 void LeakyRelu(const float* x, float* y, int64_t n, float alpha) {
   SIMD for (int64_t i = 0; i < n; ++i) y[i] = x[i] > 0.0f ? x[i] : alpha * x[i];
 }

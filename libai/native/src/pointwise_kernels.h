@@ -7,6 +7,10 @@
 
 namespace libai {
 
+inline float Number(KernelComputeContext* c, const char* attribute) {
+  return attribute == nullptr ? 0.0f : static_cast<float>(c->Attr<double>(attribute));
+}
+
 // OneFlow names the arguments of some functions x and y, and the arguments of other functions in and out.
 template<Unary Maths::*function>
 void RunUnary(const float* x, float* y, int64_t n) {
@@ -36,6 +40,22 @@ inline void RunLeakyReluGrad(KernelComputeContext* c) {
   float* dx = Out(c, "dx");
   ForRanges(Size(c, "x"), kLightGrain,
             [=](int64_t i, int64_t end) { g_maths->LeakyReluGrad(x + i, dy + i, dx + i, end - i, alpha); });
+}
+
+// A curve with up to two parameters, which are attributes of the operation.
+template<Curve Maths::*function>
+void RunCurve(KernelComputeContext* c, const char* a, const char* b) {
+  const float *x = In(c, "in"), first = Number(c, a), second = Number(c, b);
+  float* y = Out(c, "out");
+  ForRanges(Size(c, "in"), kHeavyGrain,
+            [=](int64_t i, int64_t end) { (g_maths->*function)(x + i, y + i, end - i, first, second); });
+}
+template<CurveGrad Maths::*function>
+void RunCurveGrad(KernelComputeContext* c, const char* a, const char* b) {
+  const float *x = In(c, "x"), *dy = In(c, "dy"), first = Number(c, a), second = Number(c, b);
+  float* dx = Out(c, "dx");
+  ForRanges(Size(c, "x"), kHeavyGrain,
+            [=](int64_t i, int64_t end) { (g_maths->*function)(x + i, dy + i, dx + i, end - i, first, second); });
 }
 
 // The scalar operand of an operation. OneFlow stores it in an integer or a floating-point attribute.
@@ -132,6 +152,15 @@ inline void RegisterPointwise() {
   Register("rsqrt_grad", "x", &RunGrad<&Maths::RsqrtGrad>);
   Register("leaky_relu", "x", &RunLeakyRelu);
   Register("leaky_relu_grad", "x", &RunLeakyReluGrad);
+#define REGISTER_CURVE(OP, NAME, A, B)                                                             \
+  Register(OP, "in", [](KernelComputeContext* c) { RunCurve<&Maths::NAME>(c, A, B); });            \
+  Register(OP "_grad", "x", [](KernelComputeContext* c) { RunCurveGrad<&Maths::NAME##Grad>(c, A, B); });
+  REGISTER_CURVE("softplus", Softplus, "beta", "threshold")
+  REGISTER_CURVE("elu", Elu, "alpha", nullptr)
+  REGISTER_CURVE("celu", Celu, "alpha", nullptr)
+  REGISTER_CURVE("selu", Selu, nullptr, nullptr)
+  REGISTER_CURVE("mish", Mish, nullptr, nullptr)
+#undef REGISTER_CURVE
   Register("scalar_pow", "in", &RunPower);
   Register("scalar_pow_grad", "x", &RunPowerGrad);
   Register("masked_fill", "out", &RunMaskedFill, [](const KernelRegContext& c) { return IsBool(c, "mask"); });

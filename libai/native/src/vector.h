@@ -111,6 +111,24 @@ INLINE float Tanh(float x) {
   return a < 0.65f ? near : __builtin_copysignf(far, x);
 }
 
+// log(1 + u) for u in [0, 1]: 2 atanh(u / (2 + u)), with a relative error of 1e-7
+INLINE float Log1p(float u) {
+  const float s = u / (2.0f + u), z = s * s;
+  float p = 1.0f / 13.0f;
+  p = Fma(p, z, 1.0f / 11.0f);
+  p = Fma(p, z, 1.0f / 9.0f);
+  p = Fma(p, z, 1.0f / 7.0f);
+  p = Fma(p, z, 0.2f);
+  p = Fma(p, z, 1.0f / 3.0f);
+  return 2.0f * Fma(p * z, s, s);
+}
+
+// exp(x) - 1 for x <= 0 without cancellation
+INLINE float Expm1(float x) {
+  const float t = Tanh(0.5f * x);
+  return 2.0f * t / (1.0f - t);
+}
+
 INLINE float Erf(float x) {
   const float z = x * x, a = Abs(x);
   float p = -0.000563141900f;

@@ -73,7 +73,7 @@ filters, bias, of_groups, of_pixels = drawn(50, 20, 3, 3), drawn(50), drawn(60, 
 of_sequences, of_channels, depthwise = drawn(33, 20, 4), drawn(20), drawn(60, 1, 5, 5)
 wide = drawn(3000, 130).detach()
 drawn_once, table, other = drawn(70, 64), drawn(130, 96), drawn(101, 130)
-parameters = weights, biases, table, other, filters, bias, of_groups, of_pixels, of_sequences, of_channels
+parameters = weights, biases, table, other, filters, bias, of_groups, of_pixels, of_sequences, of_channels, depthwise
 parameters += tuple(one for module in (norm, lstm, gru) for one in module.parameters())
 
 def results(function, x):

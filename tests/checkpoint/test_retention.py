@@ -44,6 +44,12 @@ def test_prune_keeps_what_was_asked(root, arguments, left):
     assert {checkpoint.iteration_of(path.name) for path in deleted} == {1, 2, 3, 4, 5} - set(left)
 
 
+def test_prune_keeps_the_best(root):
+    checkpoint.mark_best(root, root / "iter_0000002", "eval/val/loss", 1.5)
+    checkpoint.prune(root, 1)
+    assert _left(root) == [2, 5]
+
+
 def test_prune_keeps_the_last_verified_one_when_all_newer_are_damaged(root):
     _damage(root, 5)
     _damage(root, 4)

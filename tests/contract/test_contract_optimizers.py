@@ -28,9 +28,8 @@ def several():
     }
 
 
-def make_run(output_dir, mode, *overrides, resume=False, **sections):
-    sections = {"optim": several(), **sections}
-    return make_run_with(sections, output_dir, mode, *overrides, resume=resume)
+def make_run(output_dir, mode, *overrides, **sections):
+    return make_run_with({"optim": several(), **sections}, output_dir, mode, *overrides)
 
 
 def sgd(only):

@@ -16,8 +16,8 @@ from libai.scheduler import WarmupConstantLR, WarmupCosineLR, WarmupLinearLR, Wa
 pytestmark = pytest.mark.e2e
 
 
-def make_run(output_dir, mode, *overrides, resume=False, **sections):
-    return make_run_with(sections, output_dir, mode, *overrides, resume=resume)
+def make_run(output_dir, mode, *overrides, **sections):
+    return make_run_with(sections, output_dir, mode, *overrides)
 
 
 def learning_rates(output_dir, mode, *overrides, **sections):

@@ -57,6 +57,10 @@ def bias_add(axis):
     return lambda x, bias: flow._C.bias_add(x, bias, axis=axis)
 
 
+def resized(mode, **options):
+    return lambda x: F.interpolate(x, mode=mode, **options)
+
+
 def conv(*settings, function=F.conv2d):
     return lambda x, weight, bias: function(x, weight, bias, *settings)
 
@@ -125,6 +129,7 @@ CURVES = {
 }
 
 _POOL, _IMAGE = "avg_pool_2d avg_pool_2d_grad", (2, 3, 9, 8)
+_BILINEAR = "upsample_bilinear_2d upsample_bilinear_2d_grad"
 _ADAPTIVE = "adaptive_avg_pool2d adaptive_avg_pool2d_grad"
 _CONV = "conv2d conv_data_grad conv_filter_grad bias_add"
 _LAYER_NORM = "layer_norm layer_norm_grad"
@@ -215,6 +220,18 @@ CASES = [
     (_POOL, nn.AvgPool2d(3, 2, 1, count_include_pad=False), _IMAGE),
     *((_ADAPTIVE, nn.AdaptiveAvgPool2d(size), _IMAGE) for size in ((1, 1), (12, 4))),
     *(("reduce_sum", reduced("sum", axes), (5, 7, 9)) for axes in ((0,), (-1,), (0, 2))),
+    *(
+        (_BILINEAR, resized("bilinear", **options), _IMAGE)
+        for options in (
+            {"scale_factor": 2.0},
+            {"size": (4, 13)},
+            {"size": (17, 3), "align_corners": True},
+        )
+    ),
+    *(
+        (_BILINEAR.replace("bilinear", "nearest"), resized("nearest", **options), _IMAGE)
+        for options in ({"scale_factor": 2.3}, {"size": (4, 13)})
+    ),
     ("reduce_sum", reduced("sum", (0, 1), True), (40, 3, 300)),
     ("reduce_sum_like", flow.mul, (5, 7, 9), (7, 1)),
     *(("broadcast_like", reduced("mean", axes), (5, 7, 9)) for axes in ((0,), (-1,), (0, 2))),

@@ -56,6 +56,7 @@ CASES = {
     "convolution": (lambda x: F.conv2d(x, filters, bias), (50, 20, 12, 11)),
     "with a stride": (lambda x: F.conv2d(x, filters, None, 2, 1), (7, 20, 33, 17)),
     "depthwise": (lambda x: F.conv2d(x, depthwise, None, 1, 2, 1, 60), (9, 60, 16, 16)),
+    "bilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (9, 20, 12, 11)),
     "softplus": (F.softplus, rows), "mish": (F.mish, rows),
     "of groups": (lambda x: F.conv2d(x, of_groups, None, 1, 2, 1, 30), (9, 60, 16, 16)),
     "of one pixel": (lambda x: F.conv2d(x, of_pixels), (40, 20, 9, 9)),
@@ -133,4 +134,4 @@ def test_every_operation_has_the_bits_of_one_thread(library, native_level):
     command = [sys.executable, "-c", COMPARE]
     done = run(command, timeout=300, LIBAI_NATIVE=native_level, OPENBLAS_NUM_THREADS="3")
     assert done.returncode == 0, done
-    assert done.stdout.strip() == "equal 40"
+    assert done.stdout.strip() == "equal 41"

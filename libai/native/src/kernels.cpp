@@ -10,6 +10,7 @@
 #include "pool_kernels.h"
 #include "product_kernels.h"
 #include "recurrent_kernels.h"
+#include "resize_kernels.h"
 #include "row_kernels.h"
 #include "shape_kernels.h"
 #include "update_kernels.h"
@@ -28,6 +29,7 @@ __attribute__((constructor)) void RegisterAll() {
   RegisterPools();
   RegisterProducts();
   RegisterRecurrent();
+  RegisterResize();
 }
 
 bool HasAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"); }

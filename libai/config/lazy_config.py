@@ -18,6 +18,7 @@ from libai.config.instantiation import TARGET, describe, keyword_names, path_of
 from libai.config.settings import schema
 from libai.config.settings.coercion import OBJECTS, PLAIN, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
+from libai.config.torch_files import recorded_files
 from libai.utils.atomic import atomic_write_text
 from libai.utils.installation import shipped_configs
 
@@ -140,6 +141,8 @@ def to_yaml(config: DictConfig) -> str:
     }
     if folders:
         parts.append(OmegaConf.to_yaml({loader.IMPORT_FROM: list(folders)}))
+    if files := recorded_files(targets):
+        parts.append(OmegaConf.to_yaml({loader.TORCH_FILES: files}))
     docs = {
         **schema.LAZY_SECTIONS,
         **{name: cls.__doc__ or "" for name, cls in schema.TYPED_SECTIONS.items()},

@@ -37,6 +37,7 @@ from libai.config.settings.schema import (
     TYPED_SECTIONS,
     defaults,
 )
+from libai.config.torch_files import remember_files
 from libai.launch.request import find_config
 from libai.utils import installation
 from libai.utils.errors import UserError
@@ -45,6 +46,8 @@ from libai.utils.rank_notes import START_VARIABLE
 
 IMPORT_FROM = "_import_from_"
 """Key of a saved config: the folders in which the modules of its targets were found."""
+TORCH_FILES = "_torch_files_"
+"""Key of a saved config: the modules of its targets in which `torch` is OneFlow."""
 
 _import_folders: list[Path] = []
 _loads = itertools.count()
@@ -301,6 +304,7 @@ def _load_yaml(path: Path, trust: bool) -> DictConfig:
         refuse_other_owners(path, folders)
     for folder in reversed(folders):
         make_importable(folder)
+    remember_files(config.pop(TORCH_FILES, None) or [])
     return config
 
 

@@ -20,7 +20,7 @@ from libai.engine.data_feed import DataFeed
 from libai.engine.metrics import Shares
 from libai.forward.contract import as_batch_dict, as_tensor
 from libai.forward.index_check import IndexCheck
-from libai.layers.random import assign_layer_ids, fold, random_context
+from libai.layers.random import assign_layer_ids, draws_randomness, fold, random_context
 from libai.parallel import Layout
 from libai.utils.distributed import get_rank
 
@@ -47,7 +47,7 @@ class Inputs:
         self.device = device
         self.seed = seed
         self._feed = feed
-        self.draws_randomness = bool(assign_layer_ids(model))
+        self.draws_randomness = bool(assign_layer_ids(model)) or draws_randomness(model)
         self.counts_items = hasattr(model, "num_loss_items")
         self.index_check = IndexCheck(model)
         #: number of ranks whose forwards follow each other in one process

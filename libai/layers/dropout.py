@@ -47,7 +47,7 @@ class Dropout(_Dropping):
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """Apply dropout to `x`. The shape does not change."""
-        return _drop(x, self.p, x.shape, self.layer_id) if self.training and self.p != 0.0 else x
+        return drop(x, self.p, x.shape, self.layer_id) if self.training and self.p != 0.0 else x
 
 
 class DropPath(_Dropping):
@@ -65,10 +65,10 @@ class DropPath(_Dropping):
         """Zero whole samples of `x`. The shape does not change."""
         if not self.training or self.p == 0.0:
             return x
-        return _drop(x, self.p, (x.shape[0],) + (1,) * (x.ndim - 1), self.layer_id)
+        return drop(x, self.p, (x.shape[0],) + (1,) * (x.ndim - 1), self.layer_id)
 
 
-def _drop(x: flow.Tensor, p: float, mask_shape: Sequence[int], layer_id: int) -> flow.Tensor:
+def drop(x: flow.Tensor, p: float, mask_shape: Sequence[int], layer_id: int) -> flow.Tensor:
     if p == 1.0:
         return x * 0.0
     return x * _scaled_mask(x, p, mask_shape, layer_id)

@@ -14,9 +14,11 @@ generators.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -99,9 +101,18 @@ def assign_layer_ids(model: nn.Module) -> list[str]:
 def draws_randomness(model: nn.Module) -> bool:
     """Return whether a forward pass of `model` in training uses random bits from the context."""
     return any(
-        (isinstance(module, SeededLayer) and module.draws) or drops(module)
+        module.draws if isinstance(module, SeededLayer) else drops(module) or _sees_torch(module)
         for module in model.modules()
     )
+
+
+def _sees_torch(module: nn.Module) -> bool:
+    """Return True for a class in a PyTorch file, in which seeded functions replace PyTorch's.
+
+    Such a file has an `__import__` of its own (`libai.config.torch_files`).
+    """
+    names = getattr(sys.modules.get(type(module).__module__), "__builtins__", None)
+    return isinstance(names, dict) and names["__import__"] is not builtins.__import__
 
 
 def find_unseeded_dropouts(model: nn.Module) -> list[str]:
@@ -139,11 +150,14 @@ def random_context(
 
 
 @contextmanager
-def _opened(context: _Context) -> Iterator[None]:
+def _opened(context: _Context, first_call: int = 0) -> Iterator[None]:
     _contexts.append(context)
+    num_calls = context.num_calls
+    context.num_calls = first_call
     try:
         yield
     finally:
+        context.num_calls = max(num_calls, context.num_calls)
         _contexts.pop()
 
 
@@ -158,7 +172,24 @@ def current_random_scope() -> Callable[[], AbstractContextManager[None]]:
 
     Outside of any context, the function opens a new context, as each layer does in plain eager use.
     """
-    return partial(_opened, _contexts[-1] if _contexts else _next_plain_context())
+    context = _contexts[-1] if _contexts else _next_plain_context()
+    return partial(_opened, context, context.num_calls)
+
+
+def in_forward() -> bool:
+    """Return True inside `random_context`."""
+    return bool(_contexts)
+
+
+def next_call_id() -> int:
+    """Return a layer id for a function without a layer: the number of its call in the context.
+
+    Outside of any context, the same id is returned, because each call then has a new key.
+    """
+    if not _contexts:
+        return 0
+    _contexts[-1].num_calls += 1
+    return fold(_contexts[-1].num_calls)
 
 
 def random_int32(like: flow.Tensor, shape: Sequence[int], layer_id: int) -> flow.Tensor:
@@ -209,6 +240,7 @@ class _Context:
     def __init__(self, key: int | flow.Tensor | Callable[[], int], data_rank: int):
         self._key = key
         self._data_rank = data_rank
+        self.num_calls = 0
         self._made: dict[tuple, tuple[flow.Tensor, flow.Tensor]] = {}
         self._words: dict[tuple, tuple[flow.Tensor, flow.Tensor]] = {}
 

@@ -23,7 +23,7 @@ FLOORS = (
     ("patches.job",),
     ("forward",),
     ("engine", "engine.compiled", "engine.rehearsal", "engine.run", "engine.hooks"),
-    ("benchmark", "hf.families"),
+    ("benchmark", "hf.families", "torch_names"),
     ("hf",),
     ("inference",),
     ("cli",),

@@ -1,0 +1,13 @@
+"""PyTorch's names for OneFlow 0.9.0, and what a user's PyTorch file needs to train here.
+
+`functions` (torch), `functional` (torch.nn.functional), `layers` (torch.nn), `optimizers`
+(torch.optim) and `tensors` (methods) hold one definition for each name that OneFlow lacks or
+defines differently; `names` is the table. docs/migrate/pytorch.md is the page for users.
+"""
+
+from libai.config.torch_files import torch_files
+
+with torch_files("libai.torch_names.task"):
+    from libai.torch_names.task import TorchTask
+
+__all__ = ["TorchTask", "torch_files"]

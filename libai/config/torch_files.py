@@ -29,6 +29,8 @@ from libai.utils.errors import UserError
 _LIBRARIES = tuple(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib"))
 #: libraries with a module for each framework
 _ALIASES = {"einops.layers.torch": "einops.layers.oneflow"}
+#: set in an interpreter with PyTorch: torch is PyTorch there (`libai.torch_names.proof`)
+REAL_TORCH = "LIBAI_REAL_TORCH"
 
 
 class TorchNameError(UserError, AttributeError):
@@ -57,7 +59,7 @@ def torch_files(*packages: str) -> Iterator[None]:
 def remember_files(names: Iterable[str]) -> None:
     """Show OneFlow as torch to these modules in any import, for a saved config."""
     _FINDER.named.update(names)
-    if _FINDER not in sys.meta_path:
+    if _FINDER not in sys.meta_path and REAL_TORCH not in os.environ:
         sys.meta_path.insert(0, _FINDER)
 
 

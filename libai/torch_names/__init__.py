@@ -7,7 +7,7 @@ defines differently; `names` is the table. docs/migrate/pytorch.md is the page f
 
 from libai.config.torch_files import torch_files
 
-with torch_files("libai.torch_names.task"):
+with torch_files("libai.torch_names.task", "libai.torch_names.runner"):
     from libai.torch_names.task import TorchTask
 
 __all__ = ["TorchTask", "torch_files"]

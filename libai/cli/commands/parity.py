@@ -4,6 +4,7 @@ Runs the config's own model, data, optimizer and schedule in both modes from the
 the losses and the first module that diverges. Uses one process and writes nothing to the output
 folder.
 
+With --against torch it compares updates of a PyTorch module in float64 with PyTorch's instead.
 With --gradients it compares the gradient of the first batch with differences of the loss instead.
 
 Exit codes: 0 the losses (or gradients) agree within the bound; 1 they do not; 2 a mistake in the
@@ -36,6 +37,12 @@ def run(arguments: Sequence[str]) -> int:
     overrides = [*args.overrides, "graph.on_build_error=raise"]
     config = load_config(args.config, overrides, trust=args.trust)
     say("libai: importing oneflow")
+    if args.against:
+        from libai.torch_names.proof import compare_with_torch
+
+        is_same, text = compare_with_torch(config, args.python, args.iters)
+        print(text)
+        return 0 if is_same else 1
     from libai.engine.rehearsal.check_parity import check_config, judge_config
 
     if args.gradients:
@@ -71,6 +78,17 @@ def build_parser() -> Parser:
         "--gradients",
         action="store_true",
         help="compare the gradient with differences of the loss in float64, and nothing else",
+    )
+    parser.add_argument(
+        "--against",
+        choices=["torch"],
+        help="compare a PyTorch module with PyTorch in float64, and nothing else",
+    )
+    parser.add_argument(
+        "--python",
+        default="python3",
+        metavar="PATH",
+        help="interpreter with PyTorch for --against (default python3)",
     )
     parser.add_flag("--json", "print the report as JSON")
     parser.add_flag("--trust")

@@ -211,7 +211,7 @@ def test_a_wrong_gradient_during_a_run_is_refused(every):
         trainer.train(0, 6)
         return
     with pytest.raises(
-        NotTheSame, match="changes a value in place that the backward pass reads: in update 1"
+        NotTheSame, match="changes a value in place that the backward pass reads: in update 3 "
     ):
         trainer.train(0, 6)
     assert trainer.completed_iters == 2

@@ -13,7 +13,7 @@ from oneflow.optim.lr_scheduler import LambdaLR
 from toy import batches, losses_of, make_trainer, trainer_of
 
 from libai.engine.hooks import RehearsalHook
-from libai.engine.rehearsal.comparison import LOSS_BOUND, State, Updates, first_difference
+from libai.engine.rehearsal.comparison import State, Updates, first_difference
 from libai.layers import Dropout
 
 LR = 0.1
@@ -118,19 +118,29 @@ def test_an_optimizer_with_its_own_state_starts_from_its_initial_state(own):
     assert losses("eager", 2, optimizer=build) == losses("eager", 0, optimizer=build)
 
 
-def update(gradient, bound=0.0):
+def update(gradient, **settings):
     """Return one update of a weight by SGD with momentum, with a loss of 1."""
     states = {}
     for number, value in enumerate((0.0, gradient)):
         array = np.full(4, value, dtype=np.float32)
         states[number] = State({"w": 1 - LR * array}, {"w/momentum_buffer": array}, {})
-    return Updates(losses=[{"train/loss": 1.0}], states=states, bound=bound)
+    return Updates(losses=[{"train/loss": 1.0}], states=states, **settings)
 
 
-@pytest.mark.parametrize("bound", LOSS_BOUND.values())
-def test_a_wrong_gradient_is_detected_on_every_device(bound):
-    assert "gradient" in str(first_difference(update(1.0, bound), update(1.02)))
-    assert first_difference(update(1.0, bound), update(1.0005)) is None
+@pytest.mark.parametrize(
+    "settings, rounding, wrong",
+    [
+        ({}, 1.00005, 1.0002),
+        ({"is_of_one_process": True}, 1.0005, 1.002),
+        ({"device": "cuda"}, 1.005, 1.02),
+    ],
+)
+def test_a_wrong_gradient_is_detected_and_rounding_is_not(settings, rounding, wrong):
+    expected = update(1.0, **settings)
+    assert "gradient" in str(first_difference(expected, update(wrong)))
+    assert first_difference(expected, update(rounding)) is None
+    assert first_difference(expected, update(rounding), is_exact=True).is_rounding
+    assert first_difference(expected, update(1.0), is_exact=True) is None
 
 
 class Noisy(cm._Body):

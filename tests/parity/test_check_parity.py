@@ -8,7 +8,6 @@ import pytest
 import toy
 from jobs import LIBAI, run
 from oneflow import nn
-from parity_variants import Normalized
 from refusals import refused
 from toy import Classifier, optimizer_of
 
@@ -36,21 +35,8 @@ def check_fault(name):
 def test_a_sound_model_trains_identically_in_both_modes():
     report = check(Classifier, lambda model: optimizer_of("adamw", model), batches=toy.batches(3))
     assert (report.ok, report.module) == (True, None), report
-    assert report.losses["eager"][0] == pytest.approx(report.losses["graph"][0], rel=1e-6)
-
-
-@pytest.mark.e2e
-def test_accumulation_clipping_a_schedule_and_batch_statistics_are_compared_too():
-    report = check(
-        Normalized,
-        batches=toy.batches(6),
-        num_accumulation_steps=2,
-        max_grad_norm=0.1,
-        build_lr_scheduler=lambda optimizer: flow.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: 1 / (step + 1)
-        ),
-    )
-    assert report.ok, report
+    assert report.losses["eager"] == report.losses["graph"]
+    assert len({*report.weights_sha256.values()}) == 1
 
 
 @pytest.mark.e2e
@@ -68,22 +54,6 @@ def test_the_module_in_which_a_fault_begins_is_named(name, stage):
     report = check_fault(name)
     assert (report.verdict, report.module, report.stage) == ("broken", "middle", stage), report
     assert "middle" in report.reason and report.losses["eager"] != []
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    "name, text",
-    [
-        ("a branch on a value", "return h * 2 if h.sum() > 0 else h"),
-        ("a counter that branches", "middle.calls"),
-        ("a number of python", "changes the generator of Python's random"),
-        ("a closure that counts", "changes the variable calls around"),
-    ],
-)
-def test_a_forward_that_cannot_be_compiled_gives_a_verdict(name, text):
-    report = check_fault(name)
-    assert (report.verdict, report.stage) == ("broken", "build"), report
-    assert text in report.reason
 
 
 @pytest.mark.e2e
@@ -145,7 +115,6 @@ def test_a_graph_that_never_learns_is_found(monkeypatch):
     "options, text",
     [
         ({"num_iters": 1}, "num_iters=1 must be at least 2 .--iters"),
-        ({"bound": 0.0}, "bound=0.0 is a relative difference"),
         ({"num_accumulation_steps": 0}, "num_accumulation_steps"),
         ({"batches": iter(())}, "returned no batch"),
     ],
@@ -181,9 +150,9 @@ def test_several_processes_are_refused(monkeypatch):
 # -------------------------------------------------------------------------------- numbers and words
 
 
-def test_the_report_is_strict_json_and_a_table():
+def test_the_report_is_strict_json_and_readable():
     report = ParityReport(
-        False, "because", 1e-5, 2, losses={"eager": [1.0, float("nan")], "graph": [1.0, 2.0]}
+        False, "because", 2, losses={"eager": [1.0, float("nan")], "graph": [1.0, 2.0]}
     )
     decoded = json.loads(
         report.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON")

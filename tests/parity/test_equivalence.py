@@ -83,10 +83,3 @@ def test_both_modes_have_the_same_bits(name):
     eager, graph = (result(name, mode) for mode in TRAINERS)
     assert different_tensors(eager, graph) == []
     assert eager.losses == graph.losses and eager.norms == graph.norms
-
-
-@pytest.mark.promise
-@pytest.mark.parametrize("name", ["dropout", pytest.param("batch_norm", marks=pytest.mark.e2e)])
-def test_each_mode_is_bitwise_equal_to_itself(mode, name):
-    first, second = (trained(VARIANTS[name].with_(accumulation=2), mode) for _ in range(2))
-    assert first.losses == second.losses and different_tensors(first, second) == []

@@ -11,6 +11,7 @@ import copy
 import itertools
 import json
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
+from libai import checkpoint
 from libai.config import RunConfig
 from libai.config.combinations import check_supported
 from libai.engine.options import TrainOptions
@@ -42,25 +44,25 @@ from libai.utils.seeding import seed_everything
 class ParityReport:
     """The result of `check_parity`.
 
-    `str()` returns a readable table, `to_json()` the same data as JSON.
+    `str()` returns a few lines, `to_json()` also the losses of every iteration.
 
     Attributes: ok: whether both modes train identically. reason: the verdict in one sentence.
-        bound: largest relative loss difference at which the modes still count as identical.
         num_iters: number of updates. first_broken: first iteration (counted from 1) in which the
-        modes differ by more than the bound, or None. module: qualified name of the module that
+        modes differ, or None. module: qualified name of the module that
         diverges first (the model's class name for its own forward), or None. stage: where it
         diverges: "build", "forward", "backward" or "update". losses: mode -> total loss of every
-        iteration.
+        iteration. weights_sha256: mode -> SHA-256 of the weights after the last iteration, as in
+        `summary.json` and `libai compare`.
     """
 
     ok: bool
     reason: str
-    bound: float
     num_iters: int
     first_broken: int | None = None
     module: str | None = None
     stage: str | None = None
     losses: Mapping[str, list[float]] = field(default_factory=lambda: {"eager": [], "graph": []})
+    weights_sha256: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -79,19 +81,13 @@ class ParityReport:
 
     def __str__(self) -> str:
         lines = [
-            f"eager against graph over {self.num_iters} iterations, bound {self.bound:g}",
+            f"eager against graph over {self.num_iters} iterations",
             f"verdict       {self.verdict.upper()}: {self.reason}",
         ]
+        for mode, sha256 in self.weights_sha256.items():
+            lines.append(f"weights       sha256 {sha256[:12]} ({mode})")
         if self.module is not None:
             lines.append(f"diverges in   {self.module} ({self.stage})")
-        if self.losses["graph"]:
-            lines.append(f"{'iteration':>9}  {'eager':>14}  {'graph':>14}  relative")
-        for iteration, (eager, graph) in enumerate(
-            zip(self.losses["eager"], self.losses["graph"]), 1
-        ):
-            lines.append(
-                f"{iteration:>9}  {eager:>14.8g}  {graph:>14.8g}  {_apart(eager, graph):.1e}"
-            )
         return "\n".join(lines)
 
 
@@ -101,7 +97,6 @@ def check_parity(
     build_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
     *,
     num_iters: int = 10,
-    bound: float = 1e-5,
     build_lr_scheduler: Callable[[flow.optim.Optimizer], Any] | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -118,7 +113,6 @@ def check_parity(
         build_optimizer: function that returns the optimizer of a model.
         num_iters: number of updates. At least 2, because a value frozen into a graph has no effect
             on the first.
-        bound: largest relative loss difference at which the modes still count as identical.
         build_lr_scheduler: function that returns the schedule of an optimizer, or None.
         options, settings: a `TrainOptions`, and individual fields of it, such as
             `num_accumulation_steps`.
@@ -134,11 +128,6 @@ def check_parity(
         )
     if num_iters < 2:
         raise UserError(f"num_iters={num_iters} must be at least 2 (--iters of `libai parity`).")
-    if not 0.0 < bound < 1.0:
-        raise UserError(
-            f"check_parity: bound={bound} is a relative difference and must be between 0 and 1, "
-            "such as 1e-5."
-        )
     options = options or TrainOptions()
     steps = settings.get("num_accumulation_steps", options.num_accumulation_steps)
     micro_batches = list(itertools.islice(batches, num_iters * steps))
@@ -164,14 +153,26 @@ def check_parity(
         **settings,
     )
     iterations = trainer.feed.read_ahead(num_iters)
-    broken = partial(ParityReport, False, bound=bound, num_iters=num_iters)
+    broken = partial(ParityReport, False, num_iters=num_iters)
+    digests = {}
+
+    def take_digest(mode: str, *_: object) -> None:
+        digests[mode] = _digest_of_weights(model)
+
     try:
         trainer.prepare()
-        eager = reference_of(trainer, iterations)
+        eager = reference_of(trainer, iterations, at_end=partial(take_digest, "eager"))
         refuse_untraceable(trainer, eager)
     except UserError as error:
         return broken(str(error), stage="build")
-    eager.bound = bound
+    graph, difference = compared_updates(
+        trainer, iterations, eager, at_end=partial(take_digest, "graph")
+    )
+    losses = {"eager": _totals(eager), "graph": _totals(graph)}
+    rounding = first_difference(eager, graph, is_exact=True)
+    if rounding is None:
+        reason = "weights, optimizer state, buffers and losses have the same bits"
+        return ParityReport(True, reason, num_iters, losses=losses, weights_sha256=digests)
     itself = first_difference(eager, reference_of(trainer, iterations))
     if itself is not None:
         return broken(
@@ -179,25 +180,32 @@ def check_parity(
             "forward uses random numbers that no seed controls, reads a clock, or depends on the "
             "previous run"
         )
-    graph, difference = compared_updates(trainer, iterations, eager)
-    losses = {"eager": _totals(eager), "graph": _totals(graph)}
+    wrong = difference or rounding
+    culprit = find_culprit(
+        trainer, iterations, wrong.update, eager, is_compiled=True, is_exact=difference is None
+    )
+    module = None
+    stage = "update"
+    reason = str(wrong)
+    if culprit is not None:
+        module = culprit.module or type(model).__name__
+        stage = culprit.stage
+        reason = f"{wrong}. {module}: {culprit.text}"
     if difference is None:
-        worst = max(map(_apart, losses["eager"], losses["graph"]))
-        reason = (
-            f"the losses differ by up to {worst:.1e} relative"
-            if worst
-            else "all losses are bitwise equal"
-        )
-        return ParityReport(True, reason, bound, num_iters, losses=losses)
-    broken = partial(broken, first_broken=difference.update, losses=losses)
-    culprit = find_culprit(trainer, iterations, difference.update, eager, is_compiled=True)
-    if culprit is None:
-        return broken(str(difference), stage="update")
-    module = culprit.module or type(trainer.model).__name__
-    return broken(f"{difference}. {module}: {culprit.text}", module=module, stage=culprit.stage)
+        reason = f"the modes round differently: {reason}"
+    return ParityReport(
+        difference is None,
+        reason,
+        num_iters,
+        wrong.update,
+        module,
+        stage,
+        losses,
+        digests,
+    )
 
 
-def check_config(run: RunConfig, num_iters: int, bound: float) -> ParityReport:
+def check_config(run: RunConfig, num_iters: int) -> ParityReport:
     """Run `check_parity` on a config's model, data, optimizer and schedule, built as in a run.
 
     Return its report.
@@ -216,7 +224,6 @@ def check_config(run: RunConfig, num_iters: int, bound: float) -> ParityReport:
         parts.train_loader,
         parts.new_optimizer,
         num_iters=num_iters,
-        bound=bound,
         build_lr_scheduler=parts.new_schedule,
         seed=parts.seed,
         device=device,
@@ -254,8 +261,8 @@ def _totals(updates: Updates) -> list[float]:
     return [losses["train/loss"] for losses in updates.losses]
 
 
-def _apart(one: float, other: float) -> float:
-    """Return the relative difference of two losses: 0 if they are equal, NaN if they differ and one
-    is not finite.
-    """
-    return abs(one - other) / max(abs(one), abs(other)) if one != other else 0.0
+def _digest_of_weights(model: nn.Module) -> str:
+    """Return the SHA-256 of the weights in a checkpoint of `model`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = checkpoint.save(folder, 0, {"model": model.state_dict()}, {})
+        return checkpoint.read_digest_of_weights(path)

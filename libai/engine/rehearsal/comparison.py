@@ -23,9 +23,10 @@ Arrays = dict[str, Any]
 LOSS_BOUND = {"cpu": 1e-5, "cuda": 1e-2}
 #: the difference of two smaller losses is taken relative to this value
 _SMALL_LOSS = 1e-3
-#: the other bounds are at most this many times wider than on CPU; wider ones would hide a wrong
-#: gradient
-_WIDEST = 10
+#: factors of the other bounds: on CUDA, where a wider one would hide a wrong gradient, and on CPU
+#: if both runs add the same samples in the same order, so that only single operations may round
+#: differently
+_ON_CUDA, _ON_ONE_MESH = 10.0, 0.1
 #: attribute of a state → (label, bound, smallest scale). The bound is the largest difference
 #: relative to the scale. The scale is the distance that the tensor has moved (for a buffer, its
 #: norm), but at least the smallest scale.
@@ -42,6 +43,8 @@ _WEIGHT_BOUND = 1e-2
 _NOISE = 1e-3
 #: relative rounding error of float32
 ROUNDING = 1.2e-7
+#: number of rounding errors by which an update may differ from the same update
+_ROUNDINGS = 2
 #: a difference may be this many times the largest of a few samples of rounding noise
 _TIMES_NOISE = 10
 
@@ -85,6 +88,22 @@ class State:
         return cls(weights, gradients, buffers)
 
 
+class Difference(NamedTuple):
+    """The first difference between two runs.
+
+    `update`: its number, from 1; `text`: what differs, and by how much; `is_rounding`: the runs
+    compute the same, and only the last bits differ; `start`: number of updates before the first.
+    """
+
+    update: int
+    text: str
+    is_rounding: bool = False
+    start: int = 0
+
+    def __str__(self) -> str:
+        return f"in update {self.start + self.update} {self.text}"
+
+
 @dataclass
 class Updates:
     """The results of several updates.
@@ -96,17 +115,27 @@ class Updates:
             `states` if the comparison is made during the updates, to save memory.
         noise: number of updates → `(kind, name)` of a tensor → distance by which rounding moves it,
             if measured.
-        bound: the largest relative difference of a loss in a comparison with these updates. The
-            bounds for weights, gradients and buffers are wider than on CPU by the same factor, but
-            at most ten times as wide. With 0 every bit counts.
+        start: iteration of the first update, from 0.
+        device: "cpu" or "cuda", where other kernels may be chosen.
+        is_of_one_process: whether every rank made the updates as one process would, with the
+            samples of all ranks. Otherwise both runs add the same numbers on the same mesh.
     """
 
     losses: list[dict[str, float]] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
-    differences: dict[int, str | None] = field(default_factory=dict)
+    differences: dict[int, Difference | None] = field(default_factory=dict)
     noise: dict[int, dict[tuple[str, str], float]] = field(default_factory=dict)
-    bound: float = LOSS_BOUND["cpu"]
+    start: int = 0
+    device: str = "cpu"
+    is_of_one_process: bool = False
+
+    @property
+    def factor(self) -> float:
+        """Factor of the bounds for weights, gradients and buffers."""
+        if self.device == "cuda":
+            return _ON_CUDA
+        return 1.0 if self.is_of_one_process else _ON_ONE_MESH
 
 
 @dataclass
@@ -119,8 +148,6 @@ class Reference(Updates):
         functions: the user's functions that the backward pass calls. overwrites: whether the
         backward pass finds values that have changed since operations read them. draws: whether
         forward samples from OneFlow's generator. failure: the error of a forward in a later update.
-        is_of_one_process: whether every rank made the updates as one process would, with the
-        samples of all ranks.
     """
 
     facts: Facts = Facts()
@@ -130,20 +157,6 @@ class Reference(Updates):
     overwrites: bool = False
     draws: bool = False
     failure: str | None = None
-    is_of_one_process: bool = False
-
-
-class Difference(NamedTuple):
-    """The first difference between two runs.
-
-    `update`: its number, from 1; `text`: what differs, and by how much.
-    """
-
-    update: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"in update {self.update} {self.text}"
 
 
 def is_same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -151,58 +164,61 @@ def is_same(one: np.ndarray, other: np.ndarray) -> bool:
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
-def first_difference(expected: Updates, found: Updates) -> Difference | None:
+def first_difference(
+    expected: Updates, found: Updates, is_exact: bool = False
+) -> Difference | None:
     """Return the first difference between the updates `expected` and `found`, or None if they are
     the same.
+
+    `is_exact`: a difference in the last bits counts too.
     """
     for number, (one, other) in enumerate(zip(expected.losses, found.losses), 1):
-        text = _differing_loss(one, other, expected.bound)
-        if text is None and number in expected.states and number in found.states:
-            text = differing_state(expected, number, found.states[number])
-        elif text is None:
-            text = found.differences.get(number)
-        if text is not None:
-            return Difference(number, text)
+        difference = found.differences.get(number)
+        if number in expected.states and number in found.states:
+            difference = differing_state(expected, number, found.states[number])
+        for each in (*_differing_losses(expected, number, one, other), difference):
+            if each is not None and (is_exact or not each.is_rounding):
+                return each
     return None
 
 
-def _differing_loss(
-    expected: Mapping[str, float], found: Mapping[str, float], bound: float
-) -> str | None:
+def _differing_losses(
+    updates: Updates, number: int, expected: Mapping[str, float], found: Mapping[str, float]
+) -> Iterator[Difference]:
+    bound = LOSS_BOUND[updates.device]
     for tag in dict.fromkeys([*expected, *found]):
         name = tag.partition("/")[2]
         if tag not in expected or tag not in found:
-            return f"only one of the two runs has the loss {name!r}"
+            yield Difference(number, f"only one of the two runs has the loss {name!r}")
+            continue
         one, other = expected[tag], found[tag]
-        if not (math.isfinite(one) or math.isfinite(other)):
-            continue  # the loss check reports it
-        if not abs(one - other) <= bound * max(abs(one), abs(other), _SMALL_LOSS):
-            return f"the loss {name!r} is {other:.8g} and should be {one:.8g}"
-    return None
+        if one == other or not (math.isfinite(one) or math.isfinite(other)):
+            continue  # the loss check reports a loss that is not finite
+        is_rounding = abs(one - other) <= bound * max(abs(one), abs(other), _SMALL_LOSS)
+        text = f"the loss {name!r} is {other:.8g} and should be {one:.8g}"
+        yield Difference(number, text, is_rounding)
 
 
-def differing_state(updates: Updates, number: int, found: State) -> str | None:
-    """Return a description of the first tensor that differs from the state after `number` updates,
-    or None.
+def differing_state(updates: Updates, number: int, found: State) -> Difference | None:
+    """Return the first tensor that differs from the state after `number` updates by more than
+    rounding, else the first one with other bits, or None.
     """
-    factor = min(
-        updates.bound / LOSS_BOUND["cpu"], _WIDEST
-    )  # how much wider the bounds are than on CPU
     noise = updates.noise.get(number, {})
-    distances = list(
-        _distances(updates, number, found, factor)
-    )  # not lazy: all ranks must read all tensors
-    for kind, name, apart, allowed, scale in distances:
+    rounded = None
+    # not lazy: all ranks must read all tensors
+    for kind, name, apart, allowed, scale in list(_distances(updates, number, found)):
         label = f"the {_KINDS[kind][0]} {name}"
         if apart is None:
-            return f"{label} has a different shape"
-        # if expected values are not finite, the loss check reports it
-        if math.isfinite(allowed) and not apart <= allowed + _TIMES_NOISE * noise.get(
-            (kind, name), 0
-        ):
-            by = f"about {100 * apart / scale:.3g} %" if scale else f"{apart:.3g}"
-            return f"{label} differs by {by}"
-    return None
+            return Difference(number, f"{label} has a different shape")
+        if not math.isfinite(allowed):
+            continue  # expected values are not finite: the loss check reports it
+        by = f"about {100 * apart / scale:.3g} %" if scale else f"{apart:.3g}"
+        is_rounding = apart <= allowed + _TIMES_NOISE * noise.get((kind, name), 0)
+        difference = Difference(number, f"{label} differs by {by}", is_rounding)
+        if not is_rounding:
+            return difference
+        rounded = rounded or difference
+    return rounded
 
 
 def add_noise(reference: Updates, base: Updates, moved: Updates) -> None:
@@ -211,49 +227,52 @@ def add_noise(reference: Updates, base: Updates, moved: Updates) -> None:
     """
     for number in moved.states:
         noise = reference.noise.setdefault(number, {})
-        for kind, name, apart, *_ in _distances(base, number, moved.states[number], 1):
+        for kind, name, apart, *_ in _distances(base, number, moved.states[number]):
             noise[kind, name] = max(noise.get((kind, name), 0.0), apart or 0.0)
 
 
 def _distances(
-    updates: Updates, number: int, found: State, factor: float
+    updates: Updates, number: int, found: State
 ) -> Iterator[tuple[str, str, float | None, float, float]]:
-    """Yield `(kind, name, distance, allowed distance, scale)` of each tensor in the state after
-    `number` updates.
+    """Yield `(kind, name, distance, allowed distance, scale)` of each tensor with other bits than
+    in the state after `number` updates.
 
-    The distance is None if the shapes differ. `factor`: how much wider the bounds are than on CPU.
+    The distance is None if the shapes differ.
     """
     before, expected = updates.states[0], updates.states[number]
-    largest = max(
-        (float(np.abs(one).max(initial=0)) for one in expected.gradients.values()), default=0.0
-    )
+    gradients = expected.gradients
+    same_gradients = set()
     for kind, (_, bound, smallest) in _KINDS.items():
         start = getattr(before, kind) if kind != "buffers" else {}
         others = getattr(found, kind)
-        moved = {
-            name: _norm(now, start.get(name, 0)) for name, now in getattr(expected, kind).items()
-        }
-        noise = _NOISE * math.hypot(*moved.values())
-        for name, now in getattr(expected, kind).items():
+        wanted = getattr(expected, kind)
+        moved: dict[str, float] = {}
+        for name, now in wanted.items():
             other = array_of(others[name]) if name in others else None
             if other is None or other.shape != now.shape:
                 yield kind, name, None, 0.0, 0.0
                 continue
+            if is_same(now, other):
+                if kind == "gradients":
+                    same_gradients.add(name)
+                continue
+            if not moved:
+                moved = {key: _norm(one, start.get(key, 0)) for key, one in wanted.items()}
+                floor = max(_NOISE * math.hypot(*moved.values()), smallest)
+                peaks = [float(np.abs(one).max(initial=0)) for one in gradients.values()]
+                least = _NOISE * max(peaks, default=0.0)
             scale = moved[name]
-            allowed = factor * bound
-            if kind == "weights" and name in expected.gradients and factor:
-                shows = np.abs(expected.gradients[name]) > _NOISE * largest
+            allowed = updates.factor * bound
+            if name in same_gradients and kind == "weights":
+                allowed = 0.0  # only the update itself can round differently
+            elif name in gradients and kind == "weights":
+                shows = np.abs(gradients[name]) > least
                 now, other = now[shows], other[shows]
                 scale = _norm(now, start[name][shows])
-                allowed = factor * _WEIGHT_BOUND
-            scale = max(scale, noise, smallest)
-            yield (
-                kind,
-                name,
-                _norm(other, now),
-                allowed * scale + (ROUNDING * _norm(now) if factor else 0),
-                scale,
-            )
+                allowed = updates.factor * _WEIGHT_BOUND
+            scale = max(scale, floor)
+            rounding = _ROUNDINGS * ROUNDING * (_norm(now) + scale)
+            yield kind, name, _norm(other, now), allowed * scale + rounding, scale
 
 
 def _norm(values: np.ndarray, origin: np.ndarray | float = 0) -> float:

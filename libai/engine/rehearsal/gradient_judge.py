@@ -10,7 +10,7 @@ measurements: docs/dev/decisions/0032-gradient-judge.md. The precision is change
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -404,8 +404,12 @@ class _Judge:
         if abs(expected - self._loss) > 1e-3 * max(abs(self._loss), 1e-3):
             raise _Unjudged(f"the loss is {expected:g}, but {self._loss:g} in float64")
 
-    def _directions(self, gradients: Direction) -> list[tuple[Direction, float]]:
+    def _directions(
+        self, gradients: Direction, members: Collection[int]
+    ) -> list[tuple[list[Array | None], float]]:
         """Return two directions, each with the slope of a typical tensor in it, or 0.
+
+        `members`: the numbers of the parameters that move.
 
         The first is the gradient, the second is random: it finds errors that are orthogonal to the
         gradient. Tensors move relative to their own sizes, with a similar share in the slope each.
@@ -413,11 +417,15 @@ class _Judge:
         sizes = [self._size(weights) for weights in self._weights]
         norms = [0.0 if one is None else float(np.linalg.norm(one)) for one in gradients]
         shares = [norm * size for norm, size in zip(norms, sizes)]
-        positive = [share for share in shares if share > 0]
+        positive = [shares[index] for index in members if shares[index] > 0]
         typical = float(np.median(positive)) if positive else 0.0
         along: list[Array | None] = []
         across: list[Array | None] = []
         for index, weights in enumerate(self._weights):
+            if index not in members:
+                along.append(None)
+                across.append(None)
+                continue
             share = shares[index]
             factor = float(np.clip(typical / share, 1e-3, 1e2)) if share > 0 else 1.0
             length = sizes[index] * factor
@@ -448,7 +456,7 @@ class _Judge:
         """
         worst = Judgement()
         in_double: Direction | None = None
-        for direction, scale in self._directions(gradients):
+        for direction, scale in self._directions(gradients, range(len(gradients))):
             if all(one is None for one in direction):
                 continue
             found = self._compare(direction, gradients, scale)
@@ -533,24 +541,11 @@ class _Judge:
         place = f"at or after {names[wrong] or 'the first operation'}"
         return place + (f", before {names[right]}" if right < len(names) else "")
 
-    def _is_wrong_in(self, members: set[int], gradients: Direction) -> bool:
-        moves: dict[int, Array] = {}
-        shares = {}
-        for index in sorted(members):
-            weights, gradient = self._weights[index], gradients[index]
-            one = self._random.standard_normal(weights.shape) / np.sqrt(weights.size)
-            norm = 0.0 if gradient is None else float(np.linalg.norm(gradient))
-            if gradient is not None and norm > 0:
-                one = one + gradient / norm
-            moves[index] = one * self._size(weights)
-            self._leave_padding(index, moves[index])
-            shares[index] = abs(_along([gradient], [moves[index]]))
-        positive = [share for share in shares.values() if share > 0]
-        typical = float(np.median(positive)) if positive else 0.0
-        for index, share in shares.items():  # a small error must not drown in other tensors
-            if share > 0:
-                moves[index] = moves[index] * float(np.clip(typical / share, 1e-3, 1e2))
-        direction = [moves.get(index) for index in range(len(self._weights))]
+    def _is_wrong_in(self, members: Collection[int], gradients: Direction) -> bool:
+        (direction, typical), (across, _) = self._directions(gradients, members)
+        for index in members:
+            one, other = direction[index], across[index]
+            direction[index] = other if one is None or other is None else one + other
         return self._compare(direction, gradients, typical, _STEPS_TO_FIND)[0] > BOUND
 
 

@@ -21,7 +21,6 @@ from oneflow import nn
 from libai.engine.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.parts import Parts
 from libai.engine.rehearsal.comparison import (
-    LOSS_BOUND,
     ROUNDING,
     Reference,
     State,
@@ -118,7 +117,8 @@ def _make(
 
     `keep`: as for `reference_of`. Copies take the memory of saved tensors a second time.
     """
-    reference, start = Reference(bound=LOSS_BOUND[trainer.loop.device]), trainer.iter
+    start = trainer.iter
+    reference = Reference(start=start, device=trainer.loop.device)
     reference.states[0] = State.of(trainer.parts)
     with (
         by_one_process(trainer, iterations, facts) as (
@@ -149,11 +149,7 @@ def _make(
             reference.losses.append(losses)
             reference.metrics.append(metrics)
             if number == 1 or number == len(iterations):
-                state = State.of(parts)
-                # saves memory: gradients show the same differences as weights, and the last
-                # weights are kept
-                is_enough = number < len(iterations) and bool(state.gradients)
-                reference.states[number] = replace(state, weights={}) if is_enough else state
+                reference.states[number] = State.of(parts)
         changed = kept.changed()
         attributes = [one for one in changed if isinstance(one.owner, nn.Module)]
         remembered = read_later(trainer.model, attributes, kept.functions)

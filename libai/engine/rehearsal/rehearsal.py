@@ -204,8 +204,11 @@ def _require_equal(
     """
     found, difference = compared_updates(trainer, iterations, reference, make)
     if difference is None:
-        if make is None and reference.is_of_one_process and not trainer.layout.is_global:
-            _warn_of_odd_metrics(trainer, reference, found)
+        if reference.is_of_one_process:
+            if make is None and not trainer.layout.is_global:
+                _warn_of_odd_metrics(trainer, reference, found)
+        elif trainer.iter == trainer.start_iter:
+            _name_rounding(trainer, iterations, reference, found)
         return
     is_compiled = make is None and not trainer.step.runs_eagerly
     parts = trainer.parts
@@ -265,18 +268,40 @@ def _require_equal(
         )
 
 
+def _name_rounding(
+    trainer: ModelTrainer, iterations: Iterations, reference: Reference, found: Updates
+) -> None:
+    """Log the first operation whose last bits differ between `reference` and `found`.
+
+    Collective.
+    """
+    difference = _agreed_difference(reference, found, is_exact=True)
+    if difference is None:
+        return
+    is_compiled = not trainer.step.runs_eagerly
+    begins = begins_in(
+        trainer, iterations, difference.update, reference, is_compiled, is_exact=True
+    )
+    logger.info(
+        "%s mode rounds differently than a plain loop: %s.%s", trainer.mode, difference, begins
+    )
+    if is_compiled:  # it was compiled again to find the operation
+        trainer.step.prepare(iterations[0], trainer.iter)
+
+
 def compared_updates(
     trainer: ModelTrainer,
     iterations: Iterations,
     reference: Reference,
     make: Callable[[list[dict[str, Any]]], StepResult] | None = None,
+    at_end: Callable[[], None] | None = None,
 ) -> tuple[Updates, Difference | None]:
     """Make updates as `trainer` makes them, undo them, and compare them with `reference`.
 
     Collective.
 
     Returns the updates, and the first difference that rounding does not explain, or None. `make`:
-    called instead of `trainer.update`.
+    called instead of `trainer.update`. `at_end`: called before the updates are undone.
 
     A gradient that is zero except for rounding has no correct value, and Adam turns it into whole
     steps. An example is the gradient of one number that is added to all logits. So if there is a
@@ -295,6 +320,8 @@ def compared_updates(
                 found.differences[number] = differing_state(
                     reference, number, State.of(trainer.parts, read=lambda tensor: tensor)
                 )
+        if at_end is not None:
+            at_end()
     difference = _agreed_difference(reference, found)
     if (
         difference is None
@@ -307,7 +334,7 @@ def compared_updates(
     reference.noise[difference.update] = {}
     for rounded in rounded_references(trainer, iterations):
         add_noise(reference, base, rounded)
-    return compared_updates(trainer, iterations, reference, make)
+    return compared_updates(trainer, iterations, reference, make, at_end)
 
 
 def facts_of(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> Facts:
@@ -396,7 +423,8 @@ def _require_deterministic(
 
     Collective.
     """
-    difference = _agreed_difference(replace(reference, bound=0), reference_of(trainer, iterations))
+    repeated = reference_of(trainer, iterations)
+    difference = _agreed_difference(reference, repeated, is_exact=True)
     if difference is not None:
         raise UserError(
             "train.deterministic=true cannot be kept: when an update is repeated from the same "
@@ -405,13 +433,17 @@ def _require_deterministic(
         )
 
 
-def _agreed_difference(reference: Reference, found: Updates) -> Difference | None:
+def _agreed_difference(
+    reference: Reference, found: Updates, is_exact: bool = False
+) -> Difference | None:
     """Return on every rank the difference found by the first rank that has a difference, or None.
 
-    Collective.
+    `is_exact`: a difference in the last bits counts too. Collective.
     """
-    differences = gather_objects(first_difference(reference, found))
-    return next((Difference(*one) for one in differences if one is not None), None)
+    differences = gather_objects(first_difference(reference, found, is_exact))
+    first = next((one for one in differences if one is not None), None)
+    # a tuple of the other ranks has lost its class
+    return None if first is None else Difference(*first)._replace(start=reference.start)
 
 
 def _warn_of_odd_metrics(trainer: ModelTrainer, reference: Reference, found: Updates) -> None:

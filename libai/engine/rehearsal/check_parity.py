@@ -171,7 +171,7 @@ def check_parity(
     losses = {"eager": _totals(eager), "graph": _totals(graph)}
     rounding = first_difference(eager, graph, is_exact=True)
     if rounding is None:
-        reason = "weights, optimizer state, buffers and losses have the same bits"
+        reason = "weights, first moments, buffers and losses have the same bits"
         return ParityReport(True, reason, num_iters, losses=losses, weights_sha256=digests)
     itself = first_difference(eager, reference_of(trainer, iterations))
     if itself is not None:

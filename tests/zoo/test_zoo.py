@@ -28,7 +28,7 @@ def cases():
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("name, accumulation", cases())
+@pytest.mark.parametrize("name, accumulation", list(cases()))
 def test_a_plain_model_trains_alike_in_both_modes(name, accumulation):
     case = case_of(name, accumulation)
     eager, graph = (trained(case, mode, rehearse=1) for mode in TRAINERS)

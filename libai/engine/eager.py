@@ -10,15 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import oneflow as flow
-
 from libai.engine.data_feed import num_bytes
 from libai.engine.inputs import Batch
 from libai.engine.options import TrainOptions
 from libai.engine.parts import Parts
-from libai.engine.step import Forward, PlainStep
+from libai.engine.step import PlainStep, use_amp
 from libai.forward.contract import read_losses
-from libai.optim import JoinedUpdates, LossScaler
+from libai.optim import JoinedUpdates
 from libai.parallel import Mesh
 from libai.parallel.batch_statistics import batch_norms, share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
@@ -45,14 +43,11 @@ class EagerStep(PlainStep):
         zero_grad_before_forward: bool = False,
         zero_grad_set_to_none: bool | None = None,
     ):
-        optimizer, options = parts.optimizer, parts.options
+        optimizer = parts.optimizer
         reduction = _reduction_of(parts)
         set_to_none = reduction.clears_to_none(zero_grad_set_to_none)
         super().__init__(parts, reduction, partial(optimizer.zero_grad, set_to_none=set_to_none))
-        if options.amp == "fp16":
-            self.scaler = LossScaler(optimizer, options.loss_scaling)
-        if options.amp is not None:
-            self.forward = partial(_autocast, self.forward, options.amp)
+        use_amp(self)
         self.keeps_gradients = zero_grad_before_forward
         self.after_backward = after_backward  # type: ignore[method-assign]
         self.fused = JoinedUpdates(optimizer)
@@ -90,12 +85,6 @@ class EagerStep(PlainStep):
         """See `PlainStep.close`."""
         if self.reduction.leaves_hooks:
             renew_parameters(self.parts.model, self.parts.optimizer)
-
-
-def _autocast(forward: Forward, amp: str, **batch: Any) -> Any:
-    """Run forward in mixed precision."""
-    with flow.autocast("cuda", dtype=flow.float16 if amp == "fp16" else flow.bfloat16):
-        return forward(**batch)
 
 
 def _reduction_of(parts: Parts) -> GradientReduction:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -238,3 +239,17 @@ class PlainStep:
         **settings: Any,
     ) -> None:
         """Raise `UserError` for parts or settings that this mode does not support."""
+
+
+def use_amp(step: PlainStep) -> None:
+    """Make the updates of `step` in mixed precision if the options ask for it."""
+    options = step.parts.options
+    if options.amp == "fp16":
+        step.scaler = LossScaler(step.parts.optimizer, options.loss_scaling)
+    if options.amp is not None:
+        step.forward = partial(_autocast, step.forward, options.amp)
+
+
+def _autocast(forward: Forward, amp: str, **batch: Any) -> Any:
+    with flow.autocast("cuda", dtype=flow.float16 if amp == "fp16" else flow.bfloat16):
+        return forward(**batch)

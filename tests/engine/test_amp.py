@@ -7,6 +7,7 @@ import contextlib
 import oneflow as flow
 import pytest
 import toy
+from numpy.testing import assert_allclose
 from refusals import refused
 from test_support import make_run
 from toy import are_equal, make_trainer, weights_of
@@ -40,13 +41,15 @@ def test_the_compiled_job_uses_mixed_precision(amp, data_type):
     assert job.train_conf.HasField("dynamic_loss_scale_policy") == (amp == "fp16")
 
 
-def scaled(mode, scaling, overflows=(), iterations=8, **options):
+def scaled(mode, scaling, overflows=(), iterations=8, short=(), **options):
     """Return `(trainer, loss and loss scale of every iteration)`; the batches `overflows` have
-    large inputs.
+    large inputs, and the batches `short` fewer samples.
     """
     batches, seen = toy.batches(12), []
     for index in overflows:
         batches[index]["x"] *= 1e4
+    for index in short:
+        batches[index] = {name: value[:-1] for name, value in batches[index].items()}
     options = {"amp": "fp16", "max_grad_norm": 0.5, "loss_scaling": scaling, **options}
     trainer = make_trainer(mode, batches, optimizer="sgd", **options)
     names = ("train/loss", "train/loss_scale")
@@ -68,6 +71,17 @@ def test_both_modes_scale_the_loss_alike():
     ]
     assert [scale for _, scale in eager] == [scale for _, scale in graph]
     assert [loss for loss, _ in eager] == pytest.approx([loss for loss, _ in graph], rel=1e-6)
+
+
+def test_a_batch_of_another_shape_is_scaled_like_the_others():
+    """It does not fit the graph, so its update is made eagerly."""
+    runs = [scaled(mode, LARGE, overflows=(2, 5), short=(2, 3)) for mode in ("eager", "graph")]
+    (eager, expected), (graph, found) = runs
+    assert [scale for _, scale in found] == [scale for _, scale in expected]
+    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=1e-6)
+    expected_weights = weights_of(eager)
+    for name, value in weights_of(graph).items():
+        assert_allclose(value, expected_weights[name], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.e2e

@@ -162,6 +162,17 @@ def test_a_change_in_place_trains_like_a_new_tensor(mode, name):
     assert np.abs(_weights(mode, in_place) - _weights("eager", new)).max() < 1e-6
 
 
+def test_a_sum_through_a_view_is_refused_in_graph_mode_with_its_line():
+    """Its gradient is right in eager mode, and a graph loses it."""
+
+    def add(h, s):
+        h.transpose(0, 1).add_(1.0)
+        return h * s
+
+    with pytest.raises(UserError, match=r"It changes tensors in place at .*\.transpose\(0, 1\)"):
+        make_trainer("graph", batches(4), lambda: Net(add), "plain", rehearse=None).train(0, 1)
+
+
 def test_lgamma_has_its_gradient():
     x = flow.tensor([0.5, 1.0, 3.5, -0.5], requires_grad=True)
     flow.lgamma(x).sum().backward()

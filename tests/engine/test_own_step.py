@@ -222,6 +222,14 @@ def test_a_number_of_updates_that_a_hook_loads_reaches_a_custom_graph():
     assert_allclose(own, trained_again(EagerTrainer), rtol=1e-4, atol=1e-6)
 
 
+def test_a_batch_of_another_shape_is_refused_by_a_custom_graph():
+    batches = [*BATCHES[:2], {name: value[:-1] for name, value in BATCHES[2].items()}]
+    trainer = make_trainer(GraphTrainer, batches, optimizer="sgd", train_graph=OwnGraph)
+    with refused("iteration 3 has a batch .* that does not fit the custom graph"):
+        trainer.train(0, 3)
+    assert trainer.completed_iters == 2
+
+
 @pytest.mark.e2e
 def test_a_changed_learning_rate_compiles_a_custom_graph_again():
     def halve(trainer):

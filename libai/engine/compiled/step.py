@@ -26,7 +26,7 @@ from libai.engine.metrics import Shares, StepResult
 from libai.engine.options import TrainOptions
 from libai.engine.parts import Parts
 from libai.engine.rehearsal.kept import forward_rolled_back
-from libai.engine.step import PlainStep
+from libai.engine.step import PlainStep, use_amp
 from libai.forward.index_check import NOTHING
 from libai.forward.state import frozen_parameters, own_buffers, with_class
 from libai.layers.random import draws_randomness, fold, random_context
@@ -77,6 +77,7 @@ class CompiledStep(PlainStep):
         super().__init__(parts, GradientReduction(parts.model), clear)
         self.runs_eagerly = False
         self.is_own = train_graph is None
+        use_amp(self)  # for updates that run eagerly
         self._learn_facts = learn_facts
         self._make_graph = train_graph
         self._auto_parallel = auto_parallel
@@ -185,6 +186,12 @@ class CompiledStep(PlainStep):
         has_number = len(batches) > 1 and any(shape == () for _, shape, _ in compiled)
         if found is None and not has_number:
             return True
+        if self._make_graph is not None:  # OneFlow would end the process
+            raise UserError(
+                f"iteration {iteration + 1} has a batch ({_describe(found or compiled)}) that does "
+                f"not fit the custom graph, which is compiled for {_describe(compiled)}. Yield "
+                "batches of one shape, or leave train_graph out."
+            )
         warn_once(
             logger,
             "ragged",
@@ -339,6 +346,7 @@ class CompiledStep(PlainStep):
             )
         start = time.perf_counter()
         self._takes_key = draws_randomness(model)
+        entries = _entries(batches[0])
         # no facts yet if `update` was called without `train`. Before another compilation, modules
         # may have other names, or forward may write to other buffers
         is_known = self._guards is None and parts.facts.reached is not None
@@ -353,8 +361,7 @@ class CompiledStep(PlainStep):
                 prefix = MODULE_NAME
                 reads = graph.reads
                 inputs_of_step: Sequence[str] = INPUTS
-                self._entries = _entries(batches[0])
-            else:  # OneFlow itself refuses batches of a different shape
+            else:
                 inputs = parts.inputs.laid_out(batches[0])
                 graph, prefix = make_own_graph(self._make_graph, model, parts.optimizer)
                 reads = []
@@ -389,6 +396,7 @@ class CompiledStep(PlainStep):
         has_loss_scale = parts.options.amp == "fp16" and parts.options.loss_scaling.is_dynamic
         parts.state.take(graph, prefix, has_loss_scale)
         self.graph = graph
+        self._entries = entries
         self._without_update = self._trained_without_update()
         self._guards = Guards(model, reads, parts.optimizer, inputs_of_step, before=self._guards)
         # bypass nn.Graph.__setattr__, which refuses it in a graph of the user's own

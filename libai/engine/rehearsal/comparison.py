@@ -148,6 +148,7 @@ class Reference(Updates):
         functions: the user's functions that the backward pass calls. overwrites: whether the
         backward pass finds values that have changed since operations read them. draws: whether
         forward samples from OneFlow's generator. failure: the error of a forward in a later update.
+        written_at: the user's lines that change tensors in place.
     """
 
     facts: Facts = Facts()
@@ -157,6 +158,7 @@ class Reference(Updates):
     overwrites: bool = False
     draws: bool = False
     failure: str | None = None
+    written_at: list[str] = field(default_factory=list)
 
 
 def is_same(one: np.ndarray, other: np.ndarray) -> bool:

@@ -218,7 +218,7 @@ def _first_update(
         pack, unpack = (
             (keep, _same) if keep else (lambda tensor: (tensor, _checksum(tensor)), compare)
         )
-        with saved_tensor_hooks(pack, unpack), ViewWrites().watch():
+        with saved_tensor_hooks(pack, unpack), ViewWrites(reference.written_at).watch():
             outputs = step.reduction.forward(**batch)
         if reference.is_of_one_process:
             losses, metrics = read_losses(outputs, model)

@@ -472,6 +472,8 @@ def refusal(trainer: ModelTrainer, difference: Difference, reference: Reference)
     changed = ", ".join([*reference.remembered, *lines])
     changes = f" Its forward changes {changed}." if changed else ""
     if trainer.mode == "graph" and trainer.graph is not None:
+        if reference.written_at:
+            changes += f" It changes tensors in place at {', '.join(reference.written_at[:3])}."
         return (
             f"graph mode would train a different model than eager mode: {difference}, compared "
             f"with the same update of {name} made eagerly.{changes} A compiled step runs the "

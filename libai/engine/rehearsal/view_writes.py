@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from libai.patches.wrapping import replaced, replaced_operations
 from libai.utils.errors import UserError
 from libai.utils.tensors import is_on_cpu, tensors_in
 
-_LIBRARIES = ("/oneflow/", "/libai/", "/lib/python3")
+_ONEFLOW = Path(flow.__file__).parent
+_LIBRARIES = (f"{_ONEFLOW}/", f"{Path(__file__).parents[2]}/", "/lib/python3")
+_LAYERS = f"{_ONEFLOW}/nn/modules/"
 _WRITES = ("setitem", "iadd", "isub", "imul", "itruediv")
 #: adding a constant changes no gradient
 _ADDITIONS = ("add", "add_", "sub", "sub_", "iadd", "isub")
@@ -43,9 +46,10 @@ class _Write:
 
 
 class ViewWrites:
-    """The changes in place of one forward pass."""
+    """The changes in place of one forward pass. `lines`: receives the user's lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
         self._writes: list[_Write] = []
         self._is_inside = False
 
@@ -116,11 +120,14 @@ class ViewWrites:
 
     def _note(self, name: str, given: list[flow.Tensor]) -> None:
         target, *others = given
+        line = _users_line()
+        if line not in self._lines and not _is_of_a_layer():
+            self._lines.append(line)
         needs_gradient = any(one.requires_grad for one in others)
         if name in _ADDITIONS and not needs_gradient:
             return
         if target.requires_grad or needs_gradient:
-            self._writes.append(_Write(target, _users_line(), {id(target): target}))
+            self._writes.append(_Write(target, line, {id(target): target}))
 
     def _take_over(self, given: list[flow.Tensor]) -> None:
         """Give the target of an assignment the history of its value, as in `h[:, :2] *= 2`."""
@@ -166,6 +173,16 @@ def share_memory(one: flow.Tensor, other: flow.Tensor) -> bool:
 
 
 _numpy = flow.Tensor.numpy
+
+
+def _is_of_a_layer() -> bool:
+    """Return whether a layer of OneFlow changes a tensor that it has made, such as `nn.Linear`."""
+    for frame in reversed(traceback.extract_stack()):
+        if _LAYERS in frame.filename:
+            return True
+        if not any(part in frame.filename for part in _LIBRARIES):
+            break
+    return False
 
 
 def _users_line() -> str:

@@ -186,21 +186,26 @@ class CompiledStep(PlainStep):
         has_number = len(batches) > 1 and any(shape == () for _, shape, _ in compiled)
         if found is None and not has_number:
             return True
-        if self._make_graph is not None:  # OneFlow would end the process
+        self._explain_misfit(_describe(found or compiled), _describe(compiled), iteration)
+        return False
+
+    def _explain_misfit(self, found: str, compiled: str, iteration: int) -> None:
+        """Log once that a batch does not fit the graph. Raises `UserError` for the user's own graph,
+        with which OneFlow would end the process.
+        """
+        if self._make_graph is not None:
             raise UserError(
-                f"iteration {iteration + 1} has a batch ({_describe(found or compiled)}) that does "
-                f"not fit the custom graph, which is compiled for {_describe(compiled)}. Yield "
-                "batches of one shape, or leave train_graph out."
+                f"iteration {iteration + 1} has a batch ({found}) that does not fit the custom "
+                f"graph, which is compiled for {compiled}. Yield batches of one shape, or leave "
+                "train_graph out."
             )
         warn_once(
             logger,
             "ragged",
             f"iteration {iteration + 1} has a batch of a different shape, or with other names or "
-            f"types ({_describe(found or compiled)}), than the graph was compiled for "
-            f"({_describe(compiled)}), or a number that cannot be cut into micro-batches: such "
-            "updates run eagerly, with the same result.",
+            f"types ({found}), than the graph was compiled for ({compiled}), or a number that "
+            "cannot be cut into micro-batches: such updates run eagerly, with the same result.",
         )
-        return False
 
     def _explain_eager(self, differences: str, iteration: int) -> None:
         """Log once that values change too often to compile for them.

@@ -190,7 +190,7 @@ class CompiledStep(PlainStep):
         return False
 
     def _explain_misfit(self, found: str, compiled: str, iteration: int) -> None:
-        """Log once that a batch does not fit the graph. Raises `UserError` for the user's own graph,
+        """Log once that a batch does not fit the graph. Raises `UserError` for a graph of the user,
         with which OneFlow would end the process.
         """
         if self._make_graph is not None:

@@ -66,6 +66,8 @@ class TrainOptions:
         rehearse: number of updates to make in a dry run before training, both eagerly and as the
             trainer makes them, to compare the results (`libai.engine.rehearsal`); None: 3 in graph
             mode and on several ranks, 1 otherwise.
+        rehearse_every: rehearse the update of every Nth iteration too, and compare it with the
+            update itself to the last bit; 0: never.
         deterministic: make the first updates twice from the same state and raise an error if the
             results differ.
         batch_scope: samples that an operation across the batch sees on several data-parallel ranks:
@@ -89,6 +91,7 @@ class TrainOptions:
     non_finite: str = "raise"
     ema_decay: float | None = None
     rehearse: int | None = None
+    rehearse_every: int = 0
     deterministic: bool = False
     batch_scope: str = "global"
 
@@ -126,6 +129,7 @@ class TrainOptions:
             non_finite=train.non_finite,
             ema_decay=train.ema.decay if train.ema.enabled else None,
             rehearse=train.rehearse,
+            rehearse_every=train.rehearse_every,
             deterministic=train.deterministic,
             batch_scope=train.dist.batch_scope,
         )

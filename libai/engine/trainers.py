@@ -19,6 +19,7 @@ from libai.engine.rehearsal.rehearsal import (
     compare_on_mesh,
     facts_of,
     make_reference,
+    repeated_update,
     require_same,
 )
 from libai.engine.trainer import ModelTrainer, refuse_unknown_mode
@@ -66,6 +67,14 @@ class RehearsedTrainer(ModelTrainer):
             raise
         self._switched_from = None
         super().prepare()
+
+    def update(self, micro_batches: list[Any]) -> Any:
+        """See `TrainerBase.update`. Every `rehearse_every`th update is also rehearsed."""
+        every = self.options.rehearse_every
+        # `prepare` covers the first one
+        if not every or self.iter == self.start_iter or (self.iter + 1) % every:
+            return super().update(micro_batches)
+        return repeated_update(self, micro_batches, super().update)
 
     def _rehearse_and_build(self) -> None:
         micro_batches = self.feed.peek()

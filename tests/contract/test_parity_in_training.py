@@ -15,7 +15,7 @@ from libai.config import LazyCall, validate
 from libai.engine import Run, default_setup
 from libai.engine import trainer as trainer_module
 from libai.engine.compiled.step import CompiledStep
-from libai.engine.hooks import CallbackHook, RehearsalHook
+from libai.engine.hooks import CallbackHook
 from libai.engine.rehearsal import reference
 from libai.engine.rehearsal.rehearsal import NotTheSame
 from libai.layers import Dropout
@@ -201,12 +201,12 @@ class TurnsWrong(Classifier):
 
 @pytest.mark.parametrize("every", [3, 100])
 def test_a_wrong_gradient_during_a_run_is_refused(every):
-    trainer = make_trainer("eager", batches(6), TurnsWrong)
+    trainer = make_trainer("eager", batches(6), TurnsWrong, rehearse_every=every)
 
     def turn_wrong(trainer):
         trainer.model.is_wrong = trainer.completed_iters >= 2
 
-    trainer.register_hooks([CallbackHook(after_step=turn_wrong), RehearsalHook(every)])
+    trainer.register_hooks([CallbackHook(after_step=turn_wrong)])
     if every == 100:  # negative control
         trainer.train(0, 6)
         return
@@ -219,8 +219,7 @@ def test_a_wrong_gradient_during_a_run_is_refused(every):
 
 def test_another_precision_is_not_compared(monkeypatch):
     monkeypatch.setattr(trainer_module, "AMP_DEVICES", ("cpu",))
-    trainer = make_trainer("graph", amp="fp16")
-    trainer.register_hooks([RehearsalHook(1)])
+    trainer = make_trainer("graph", amp="fp16", rehearse_every=1)
     with refused("cannot compare updates: amp=fp16 rounds them differently"):
         trainer.train(0, 1)
 

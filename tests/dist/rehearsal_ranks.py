@@ -47,7 +47,7 @@ def a_rehearsed_run_has_the_same_curve(name: str) -> None:
     mode, model, options = CURVES[name]
     _, plain = _run(mode, model, rehearse=0, **options)
     with logged_lines() as lines:
-        _, checked = _run(mode, model, hooks.RehearsalHook(1), rehearse=2, **options)
+        _, checked = _run(mode, model, rehearse=2, rehearse_every=1, **options)
     assert checked == plain and len(plain) == 4
     assert "different model" not in "".join(lines)
 
@@ -113,6 +113,6 @@ def a_rehearsed_switch_that_makes_the_loss_mix_samples_leads_to_global_tensors(v
             trainer.model.reduction = value
 
     switching = hooks.CallbackHook(before_step=switch, priority=5)
-    trainer, losses = _run("eager", Switched, switching, hooks.RehearsalHook(1))
+    trainer, losses = _run("eager", Switched, switching, rehearse_every=1)
     assert len(losses) == 4
     assert trainer.layout.is_global == (value == "sum")

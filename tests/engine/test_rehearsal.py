@@ -10,9 +10,9 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 from oneflow.optim.lr_scheduler import LambdaLR
+from test_kept import Own, halving_with_a_lock
 from toy import batches, losses_of, make_trainer, trainer_of
 
-from libai.engine.hooks import RehearsalHook
 from libai.engine.rehearsal.comparison import State, Updates, first_difference
 from libai.layers import Dropout
 
@@ -97,14 +97,20 @@ def momentum(model):
 
 def losses(mode, rehearse, schedule=None, optimizer=momentum):
     trainer = make_trainer(
-        mode, batches(5), optimizer=optimizer, schedule=schedule, rehearse=rehearse
+        mode,
+        batches(5),
+        optimizer=optimizer,
+        schedule=schedule,
+        rehearse=rehearse,
+        rehearse_every=3 if rehearse else 0,
     )
-    if rehearse:
-        trainer.register_hooks([RehearsalHook(3)])
     return losses_of(trainer, 5)
 
 
-@pytest.mark.parametrize("schedule", [of_a_function, of_an_iterator, of_a_counting_lambda, Cyclic])
+@pytest.mark.parametrize(
+    "schedule",
+    [of_a_function, of_an_iterator, of_a_counting_lambda, Cyclic, halving_with_a_lock, Own],
+)
 @pytest.mark.promise
 def test_a_schedule_with_its_own_state_starts_from_its_initial_state(mode, schedule):
     assert losses(mode, 2, schedule) == losses(mode, 0, schedule)

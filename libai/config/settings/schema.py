@@ -150,7 +150,8 @@ class Train:
     )
     rehearse_every: int = key(
         0,
-        "Compare an update in the same way every N iterations during the run; 0 never does.",
+        "Compare the update of every Nth iteration in the same way, and then with itself, bit by "
+        "bit; 0 never does.",
         at_least=0,
         at_most=LARGEST,
     )

@@ -9,4 +9,3 @@ from libai.engine.hooks.evaluation import BestCheckpointHook, EvalHook, LRHook
 from libai.engine.hooks.metrics import IterationTimer, WriterHook
 from libai.engine.hooks.profiler import ProfilerHook
 from libai.engine.hooks.seeds import RandomStateHook
-from libai.engine.rehearsal.rehearsal import RehearsalHook

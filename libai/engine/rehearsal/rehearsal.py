@@ -8,12 +8,13 @@ ranks, or compiled. All are undone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from libai.engine.hook_base import HookBase
+import numpy as np
+
 from libai.engine.metrics import StepResult
 from libai.engine.rehearsal.comparison import (
     Difference,
@@ -43,9 +44,12 @@ from libai.forward.inventory import Inventory
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.layers.lora import has_adapters
 from libai.layers.random import find_unseeded_dropouts
+from libai.parallel import named_tensors
 from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import warn_once
+from libai.utils.tensors import local_part
 
 #: largest relative difference between a metric over several ranks and over one process
 _METRIC_BOUND = 1e-4
@@ -53,6 +57,10 @@ _METRIC_BOUND = 1e-4
 
 class NotTheSame(UserError):
     """The trainer would not make the same updates as a plain eager loop."""
+
+
+class ComputedWrongly(UserError):
+    """The same update has different bits when it is made again."""
 
 
 def make_reference(trainer: ModelTrainer) -> tuple[Iterations, Reference | None]:
@@ -70,7 +78,13 @@ def make_reference(trainer: ModelTrainer) -> tuple[Iterations, Reference | None]
     if left > 0:
         wanted = min(wanted, left)
     is_own = is_own_update(trainer)
-    reason = obstacle = _obstacle(trainer)
+    obstacle = _obstacle(trainer)
+    reason = obstacle or _why_incomparable(trainer)
+    if reason is not None and options.rehearse_every:
+        raise UserError(
+            f"train.rehearse_every={options.rehearse_every} cannot compare updates: {reason}. "
+            "Remove the setting."
+        )
     if obstacle is not None and options.deterministic:
         raise UserError(
             "train.deterministic=true repeats the first updates, which is impossible here: "
@@ -81,12 +95,11 @@ def make_reference(trainer: ModelTrainer) -> tuple[Iterations, Reference | None]
             f"graph mode cannot be compared with eager mode: {obstacle}. Run with "
             "graph.enabled=false."
         )
-    if obstacle is None and wanted:
-        reason = _why_incomparable(trainer)
-        if (
-            reason is not None
-        ):  # ranks still compare an eager update on the mesh with the same update of one process
-            wanted = min(wanted, 0 if trainer.mesh.is_single else 1)
+    if not wanted:
+        reason = obstacle
+    if reason is not None:
+        # ranks still compare an eager update on the mesh with the same update of one process
+        wanted = min(wanted, 0 if trainer.mesh.is_single else 1)
     if reason is not None and is_own:
         logger.warning("the first updates are not rehearsed: %s.", reason)
     if obstacle is not None or not (wanted or _needs_facts(trainer)):
@@ -195,20 +208,22 @@ def _require_equal(
     iterations: Iterations,
     reference: Reference,
     make: Callable[[list[dict[str, Any]]], StepResult] | None = None,
+    at_end: Callable[[], None] | None = None,
 ) -> None:
     """Raise `NotTheSame` if the updates of `compared_updates` differ from `reference`.
 
     Replicas of a model that mixes the samples of a batch become global tensors. If a model's
-    results are not repeatable, eager mode logs a warning and graph mode raises an error.
-    Collective.
+    results are not repeatable, eager mode logs a warning and graph mode raises an error. `at_end`:
+    as for `compared_updates`, for an update of a run that has begun. Collective.
     """
-    found, difference = compared_updates(trainer, iterations, reference, make)
+    found, difference = compared_updates(trainer, iterations, reference, make, at_end)
     if difference is None:
-        if reference.is_of_one_process:
-            if make is None and not trainer.layout.is_global:
-                _warn_of_odd_metrics(trainer, reference, found)
-        elif trainer.iter == trainer.start_iter:
+        if at_end is not None:
+            return
+        if not reference.is_of_one_process:
             _name_rounding(trainer, iterations, reference, found)
+        elif make is None and not trainer.layout.is_global:
+            _warn_of_odd_metrics(trainer, reference, found)
         return
     is_compiled = make is None and not trainer.step.runs_eagerly
     parts = trainer.parts
@@ -301,7 +316,7 @@ def compared_updates(
     Collective.
 
     Returns the updates, and the first difference that rounding does not explain, or None. `make`:
-    called instead of `trainer.update`. `at_end`: called before the updates are undone.
+    called instead of the trainer's update. `at_end`: called before the updates are undone.
 
     A gradient that is zero except for rounding has no correct value, and Adam turns it into whole
     steps. An example is the gradient of one number that is added to all logits. So if there is a
@@ -309,10 +324,11 @@ def compared_updates(
     made again.
     """
     found, start = Updates(), trainer.iter
+    update = make or partial(ModelTrainer.update, trainer)
     with rehearsing(trainer, reference):
         for number, micro_batches in enumerate(iterations, 1):
             trainer.iter = start + number - 1
-            result = (make or trainer.update)(copied(trainer, micro_batches))
+            result = update(copied(trainer, micro_batches))
             losses, metrics = numbers_of(trainer.parts, trainer._as_result(result))
             found.losses.append(losses)
             found.metrics.append(metrics)
@@ -513,36 +529,75 @@ def refusal(trainer: ModelTrainer, difference: Difference, reference: Reference)
     )
 
 
-class RehearsalHook(HookBase):
-    """Rehearses the update of every `every`th iteration.
+def repeated_update(
+    trainer: ModelTrainer, micro_batches: list[Any], update: Callable[[list[Any]], StepResult]
+) -> StepResult:
+    """Rehearse an update, make it by `update`, and return its result.
 
-    The update is first made eagerly, then as the trainer makes it, and both are undone. Raises
-    `NotTheSame` if a loss, a weight, an optimizer state or a buffer differs. Training itself stays
-    the same to the last bit. Costs two updates, and copies of weights and optimizer state. Raises
-    `UserError` if updates are meant to differ, as with AMP. Collective.
+    Raises `NotTheSame` if it differs from an eager one, and `ComputedWrongly` if a bit of a weight,
+    a buffer or an optimizer state differs from the rehearsed update. Costs two updates, and copies
+    of weights and optimizer state. Collective.
     """
+    iterations = [micro_batches]
+    rehearsed: dict[str, np.ndarray] = {}
+    with trainer.loop.not_training():
+        reference = reference_of(trainer, iterations)
+        _require_equal(
+            trainer, iterations, reference, at_end=lambda: rehearsed.update(_bits_of(trainer))
+        )
+    result = update(micro_batches)
+    reason = _why_not_repeated(trainer, reference)
+    if reason is not None:
+        warn_once(
+            logger,
+            "rehearse_every",
+            f"train.rehearse_every does not repeat updates to the last bit: {reason}.",
+        )
+        return result
+    with trainer.loop.not_training():
+        _refuse_other_bits(trainer, rehearsed)
+    return result
 
-    trainer: ModelTrainer
-    priority = 6  # after RandomStateHook, which seeds the generators of eager operations
 
-    def __init__(self, every: int):
-        self._every = every
+def _bits_of(trainer: ModelTrainer) -> dict[str, np.ndarray]:
+    """Return copies of this rank's parts of weights, buffers and optimizer state, by name.
 
-    def before_train(self) -> None:
-        """Refuse a trainer if its updates cannot be compared."""
-        reason = _obstacle(self.trainer) or _why_incomparable(self.trainer)
-        if reason is not None:
-            raise UserError(
-                f"train.rehearse_every={self._every} cannot compare updates: {reason}. Remove the "
-                "setting."
-            )
+    Collective.
+    """
+    tensors = {**dict(named_tensors(trainer.model)), **trainer.optimizer_state.export()[0]}
+    return {name: np.array(local_part(one).numpy()) for name, one in tensors.items()}
 
-    def before_step(self) -> None:
-        """Rehearse the update of this iteration if it is due."""
-        trainer = self.trainer
-        is_first = trainer.iter == trainer.start_iter  # `trainer.prepare` covers that one
-        if is_first or (trainer.iter + 1) % self._every:
-            return
-        with trainer.loop.not_training():
-            iterations = [trainer.feed.peek()]
-            require_same(trainer, iterations, reference_of(trainer, iterations))
+
+def _why_not_repeated(trainer: ModelTrainer, reference: Reference) -> str | None:
+    """Return why an update may have other bits than its rehearsal, or None if it must not."""
+    if trainer.loop.device != "cpu":
+        return "kernels on GPUs may add in any order"
+    if find_unseeded_dropouts(trainer.model):
+        return "OneFlow's own dropout ignores seeds"
+    if reference.draws:
+        return "forward samples from OneFlow's generator"
+    if trainer.loop.calls_at["after_backward"]:
+        return "a hook has a method after_backward, which a rehearsal does not call"
+    return None
+
+
+def _refuse_other_bits(trainer: ModelTrainer, rehearsed: Mapping[str, np.ndarray]) -> None:
+    """Raise `ComputedWrongly` on every rank if a bit of the state differs from `rehearsed` on any
+    rank. Collective.
+    """
+    distances = {}
+    for name, now in _bits_of(trainer).items():
+        before = rehearsed[name]
+        if now.tobytes() != before.tobytes():
+            distances[name] = float(np.abs(np.float64(now) - before).max())
+    worst = max(distances, key=distances.__getitem__, default=None)
+    of_ranks = gather_objects(worst and with_class(trainer.model, worst))
+    places = [f"{where} on rank {rank}" for rank, where in enumerate(of_ranks) if where]
+    if places:
+        raise ComputedWrongly(
+            f"iteration {trainer.iter + 1}: made twice from the same state, the update has "
+            f"different bits, most of all in {', '.join(places)}. The machine has computed one of "
+            "them wrongly, or code outside the model reads something that changes, such as a "
+            "clock. No checkpoint of this iteration is kept: test the memory and the processor, "
+            "and continue from an earlier checkpoint (--resume)."
+        )

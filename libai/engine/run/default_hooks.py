@@ -70,8 +70,6 @@ def default_hooks(run: RunBase) -> list[HookBase | None]:
     if train.profile is not None:
         start, stop = train.profile
         found.append(hooks.ProfilerHook(run.output_dir / "profile", start, stop))
-    if train.rehearse_every:
-        found.append(hooks.RehearsalHook(train.rehearse_every))
     for index, section in enumerate(train.extra_hooks or []):
         found.append(build_part("hook", section, f"train.extra_hooks[{index}]"))
     log_period = plan.period(train.log_period, "train.log_period")

@@ -10,7 +10,7 @@ sys.path.append(str(ROOT / "tools"))
 from size import count_nodes, sizes
 
 #: maximum number of syntax nodes without annotations (docs/dev/decisions/0022-size.md)
-MOST_NODES = {"libai": 233_900, "tests": 223_500}
+MOST_NODES = {"libai": 234_200, "tests": 223_900}
 
 
 @pytest.mark.parametrize("top", MOST_NODES)

@@ -242,7 +242,14 @@ def refuse_pickled(path: Path) -> None:
             return
     elif not is_folder:
         return
-    program, writer = ("flow", "flow.save") if is_folder else ("torch", "torch.save or pickle")
+    program, writer = (
+        ("flow", "flow.save")
+        if is_folder
+        else (
+            "torch",
+            "torch.save or pickle, and is old, incomplete or not a checkpoint",
+        )
+    )
     raise CheckpointError(
         f"{path} was written by {writer}. Opening it can run any code, so libai never does. If you "
         f"trust it, load it yourself and pass the dict: libai.checkpoint.load_weights("

@@ -166,8 +166,13 @@ def read_tensor(file: BinaryIO, slot: Slot) -> np.ndarray:
     if num_read < raw.nbytes:
         raise CheckpointError(f"{file.name} is truncated: it ends before the data of a tensor.")
     if slot.spec.dtype == "bfloat16":
-        return (raw.astype(np.uint32) << 16).view(np.float32)
+        return widened(raw)
     return raw
+
+
+def widened(bits: np.ndarray) -> np.ndarray:
+    """Return the float32 values of bfloat16 bits."""
+    return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
 
 
 def _to_raw(array: np.ndarray, spec: TensorSpec) -> np.ndarray:

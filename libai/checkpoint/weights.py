@@ -5,6 +5,7 @@ place.
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from libai.checkpoint.reader import (
 )
 from libai.checkpoint.retention import resolve
 from libai.checkpoint.tensor_files import TensorSpec, spec_of
+from libai.checkpoint.torch_zip import TorchTensors, open_torch, without_wrappers
 
 #: maximum number of tensors of each kind in a report
 _MOST_NAMES = 8
@@ -125,7 +127,8 @@ def load_weights(
 
     Args:
         source: a checkpoint folder, a folder of checkpoints (the newest that verifies; `…/best`
-            works), a `.safetensors` file, or a folder or `.index.json` of Hugging Face shards. A
+            works), a `.safetensors` file, a folder or `.index.json` of Hugging Face shards, or a
+            file of `torch.save`, of which only dicts of tensors are read and nothing is executed. A
             mapping of names to tensors or full arrays, such as a `state_dict()`, is also accepted.
         revise_keys: pairs `(regular expression, replacement)`, applied with `re.sub` in order to
             every name on disk. A name that becomes empty is dropped.
@@ -141,11 +144,13 @@ def load_weights(
     tensors = source if isinstance(source, Mapping) else open_weights(source, group)
     origin = tensors.origin.name if isinstance(tensors, TensorGroup) else "the given tensors"
     names, idle = _revise(tensors, revise_keys or (), origin)
+    targets = dict(module.state_dict())  # tied tensors appear under each of their names
+    if isinstance(tensors, TorchTensors):
+        names = without_wrappers(names, set(targets))
     specs = getattr(tensors, "specs", None)
     on_disk = {
         new: spec_of(tensors[name]) if specs is None else specs[name] for new, name in names.items()
     }
-    targets = dict(module.state_dict())  # tied tensors appear under each of their names
     wanted = {
         name: spec_of(tensor)
         for name, tensor in targets.items()
@@ -178,6 +183,8 @@ def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
     if group == "average":
         return open_weights(source).replaced_by(open_weights(source, "ema"))
     path = Path(source)
+    if path.suffix != ".safetensors" and zipfile.is_zipfile(path):
+        return open_torch(path)
     refuse_pickled(path)
     if path.is_file():
         return open_sharded(path) if path.name.endswith(".index.json") else open_safetensors(path)

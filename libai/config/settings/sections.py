@@ -257,7 +257,9 @@ class LoadWeight:
     text_key = "path"
 
     path: str = key(
-        "", "Checkpoint, safetensors file or folder of Hugging Face shards; empty loads nothing."
+        "",
+        "Checkpoint, safetensors or `.pt` file, or folder of Hugging Face shards; empty loads "
+        "nothing.",
     )
     strict: bool = key(
         True,

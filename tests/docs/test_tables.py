@@ -260,7 +260,7 @@ def _train(words, monkeypatch, capfd):
     ]
     parts += [run.train_loader, *run.build_writers()]
     if isinstance(run.train_loader, libai.data.loaders.TrainLoader):
-        parts.append(run.train_loader._reading._read.__self__._reader)
+        parts.append(run.train_loader._reader)
     return {
         "parts": [(type(part).__name__, *filter(_is_told, vars(part).items())) for part in parts],
         "clear": run.trainer.step.clear.keywords,  # how gradients are cleared

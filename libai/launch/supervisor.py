@@ -192,8 +192,10 @@ class Rank:
         except OSError:
             return []
         threads = [block for block in text.split("\n\n") if "  File " in block]
-        # faulthandler writes the thread that crashed first, and otherwise the newest thread
-        thread = threads[0 if text.startswith("Fatal") else -1] if threads else ""
+        # faulthandler writes the newest thread first, and the main thread last
+        if text.startswith("Fatal"):
+            threads = [block for block in threads if block.startswith("Current thread")]
+        thread = threads[-1] if threads else ""
         return [line.strip() for line in thread.splitlines() if line.strip().startswith("File ")]
 
     def where(self) -> str:

@@ -102,10 +102,11 @@ def test_a_hung_rank_that_oneflow_ended_meanwhile_is_told_as_hung(tmp_path):
 
 
 @pytest.mark.parametrize("head, line", [("Fatal Python error: Segmentation fault\n\n", 5), ("", 7)])
-def test_a_crash_is_told_with_the_line_of_the_thread_that_crashed(tmp_path, head, line):
+@pytest.mark.parametrize("newer", ["", 'Thread 3:\n  File "pool.py", line 9\n\n'])
+def test_a_crash_is_told_with_the_line_of_the_thread_that_crashed(tmp_path, head, line, newer):
     """A rank that is asked for its stack tells that of its main thread, which is written last."""
     threads = 'Current thread 1:\n  File "w.py", line 5 in f\n\nThread 2:\n  File "m.py", line 7'
-    (tmp_path / "stack_0").write_text(head + threads)
+    (tmp_path / "stack_0").write_text(head + newer + threads)
     assert f"line {line}" in Rank(0, str(tmp_path), RankState()).read_stack()[0]
 
 

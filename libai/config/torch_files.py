@@ -161,9 +161,17 @@ class _TorchModule(types.ModuleType):
             if value is None or isinstance(value, types.ModuleType):
                 value = _find_module(path)
             if value is None:
-                raise TorchNameError(f"{_place()}: {path}: {table.reason_for(path)}.")
+                raise TorchNameError(f"{users_line()}: {path}: {table.reason_for(path)}.")
         setattr(self, name, value)
         return value
+
+
+def users_line() -> str:
+    """Return the line of the user's file that runs, as `file:line`."""
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_globals.get("__builtins__") is not _USER_BUILTINS:
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _table() -> Any:
@@ -180,11 +188,3 @@ def _find_module(path: str) -> _TorchModule | None:
         real = None
     has_names = any(name.startswith(f"{path}.") for name in _table().NAMES)
     return _TorchModule(path, real) if real or has_names else None
-
-
-def _place() -> str:
-    """Return the line of the user's file that runs, as `file:line`."""
-    frame = sys._getframe(2)
-    while frame.f_back and frame.f_globals.get("__builtins__") is not _USER_BUILTINS:
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -39,14 +39,27 @@ def scaled_dot_product_attention(
     scale: float | None = None,
 ) -> Any:
     """Missing."""
-    scores = flow.matmul(query, key.transpose(-2, -1)) * (scale or query.shape[-1] ** -0.5)
     if is_causal:
-        attn_mask = flow.ones(*scores.shape[-2:], device=query.device).tril() > 0
+        attn_mask = flow.ones(query.shape[-2], key.shape[-2], device=query.device).tril() > 0
     if attn_mask is not None and attn_mask.dtype == flow.bool:
-        scores = scores.masked_fill(flow.logical_not(attn_mask), float("-inf"))
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return flow.matmul(dropout(flow.softmax(scores, dim=-1), dropout_p), value)
+        attn_mask = flow.logical_not(attn_mask)
+    return attend([attn_mask], dropout_p, query, key, value, scale)[0]
+
+
+def attend(
+    masks: Any, dropout_p: float, query: Any, key: Any, value: Any, scale: float | None = None
+) -> tuple[Any, Any]:
+    """Return the outputs and weights of attention. A boolean mask is true for hidden keys."""
+    scores = flow.matmul(query, key.transpose(-2, -1)) * (scale or query.shape[-1] ** -0.5)
+    for mask in masks:
+        if mask is None:
+            continue
+        if mask.dtype == flow.bool:
+            scores = scores.masked_fill(mask, float("-inf"))
+        else:
+            scores = scores + mask
+    shares = dropout(softmax(scores, -1), dropout_p)
+    return flow.matmul(shares, value), shares
 
 
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:

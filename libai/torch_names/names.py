@@ -14,7 +14,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.torch_names import functional, functions, layers, optimizers, tensors
+from libai.torch_names import functional, functions, layers, optimizers, tensors, transformer
 
 
 def _own_names(prefix: str, module: ModuleType) -> dict[str, Any]:
@@ -48,6 +48,7 @@ def _false() -> bool:
 NAMES: dict[str, Any] = {
     **_own_names("torch", functions),
     **_own_names("torch.nn", layers),
+    **_own_names("torch.nn", transformer),
     **_own_names("torch.nn.functional", functional),
     **_own_names("torch.optim", optimizers),
     # only make a model faster

@@ -46,7 +46,7 @@ def test_no_expression_differs_silently(load):
     recorded = json.loads((HERE / "expressions.json").read_text())
     different, count = load("expressions").differences(recorded)
     assert set(different) == set(json.loads((HERE / "different.json").read_text()))
-    assert count > 950
+    assert count > 960
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -55,7 +55,27 @@ def test_models_train_as_in_pytorch(name, load):
     assert_allclose(found, LOSSES[name], rtol=1e-9)  # float64; rounding grows with the updates
 
 
-@pytest.mark.parametrize("name", ["nanogpt", "noise"])
+def test_transformers_compute_as_in_pytorch(load):
+    found = load("transformers").values(load("training").fill)
+    recorded = np.load(HERE / "transformers.npz")
+    assert set(found) == set(recorded)
+    for name, values in found.items():
+        if name.endswith("names"):
+            assert list(values) == list(recorded[name]), name
+        else:
+            assert_allclose(values, recorded[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_attention_starts_as_in_pytorch(load):
+    nn = load("initial", "from torch import nn").nn
+    attention = nn.MultiheadAttention(64, 2)
+    bound = (6 / (64 + 3 * 64)) ** 0.5  # Glorot and Bengio 2010
+    assert 0.95 * bound < float(attention.in_proj_weight.abs().max()) <= bound
+    assert not attention.in_proj_bias.numpy().any()
+    assert not attention.out_proj.bias.numpy().any()
+
+
+@pytest.mark.parametrize("name", ["nanogpt", "noise", "encoder", "transformer_lm", "dropping"])
 def test_both_modes_give_the_same_bits(name, load):
     training, file = load("training"), load(f"models/{name}")
     weights = []
@@ -86,6 +106,10 @@ def test_a_saved_config_names_its_torch_files(load, tmp_path):
         (
             "from torch.nn import Fold2",
             "net.py:1: torch.nn.Fold2: OneFlow 0.9.0 has no counterpart",
+        ),
+        (
+            "from torch import nn\nnn.MultiheadAttention(4, 2, add_bias_kv=True)",
+            "net.py:2: MultiheadAttention has no .'add_bias_kv'.",
         ),
     ],
 )

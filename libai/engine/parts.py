@@ -1,4 +1,4 @@
-"""What predictions and training steps use on a mesh, without the loop: model, inputs, optimizer."""
+"""Parts of predictions and training steps on a mesh, without the loop: model, inputs, optimizer."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class CompiledStep(PlainStep):
     def _compile_if_needed(self, batches: Sequence[dict[str, Any]], iteration: int) -> bool:
         """Return True once the graph can run this update, False if it must run eagerly.
 
-        Compiles if there is no graph, or a value in it has changed and does not change often.
+        Compiles first if no graph exists, or if a value in it has changed and does so rarely.
         """
         if self.runs_eagerly or not self._fits(batches, iteration):
             return False

@@ -540,12 +540,15 @@ def repeated_update(
     """
     iterations = [micro_batches]
     rehearsed: dict[str, np.ndarray] = {}
+    layout = trainer.layout
     with trainer.loop.not_training():
         reference = reference_of(trainer, iterations)
         _require_equal(
             trainer, iterations, reference, at_end=lambda: rehearsed.update(_bits_of(trainer))
         )
     result = update(micro_batches)
+    if trainer.layout is not layout:  # the model now mixes samples; the next update is repeated
+        return result
     reason = _why_not_repeated(trainer, reference)
     if reason is not None:
         warn_once(

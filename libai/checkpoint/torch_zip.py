@@ -115,8 +115,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{path} was written by torch.save, but it is damaged or not a dict of tensors of "
             f"PyTorch 1.6 or newer ({type(error).__name__}: {str(error)[:200]}). libai runs no "
-            "code of such a file. In PyTorch, save only the weights: "
-            f"torch.save(model.state_dict(), {str(path)!r})."
+            "code of such a file. In PyTorch, save only model.state_dict() in it."
         ) from None
 
 

@@ -169,7 +169,10 @@ def test_weights_of_flow_save_are_refused_with_the_way(writer, reader, tmp_path)
         text = str(error)
     program = "flow" if writer == "flow" else "torch"
     assert f"{path} was written by {program}.save" in text
-    assert f"load_weights({program}.load('{path}'), model)" in text
+    if (writer, reader) == ("torch", "load_weights"):  # this reads dicts of tensors
+        assert "In PyTorch, save only model.state_dict() in it." in text
+    else:
+        assert f"load_weights({program}.load('{path}'), model)" in text
     assert not ran.exists()
 
 

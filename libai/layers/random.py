@@ -161,11 +161,6 @@ def _opened(context: _Context, first_call: int = 0) -> Iterator[None]:
         _contexts.pop()
 
 
-def has_context() -> bool:
-    """Return True inside of `random_context`."""
-    return bool(_contexts)
-
-
 def current_random_scope() -> Callable[[], AbstractContextManager[None]]:
     """Return a function that reopens the current context later, to repeat a pass with the same
     masks.

@@ -115,11 +115,11 @@ def _mask(shape: Sequence[int], p: float) -> flow.Tensor:
 
     Outside of a trainer OneFlow's own dropout makes it, which here follows `flow.manual_seed`.
     """
-    from libai.layers.random import dropout_mask, has_context  # which imports this file
+    from libai.layers.random import dropout_mask, in_forward  # which imports this file
 
     with flow.no_grad():
         like = flow.ones(*shape)
-        if not has_context():
+        if not in_forward():
             return flow._C.dropout(like, p)
         threshold = float(round((p - 0.5) * 2.0**32))
         return dropout_mask(like, _layer_ids[-1], threshold, 1.0 / (1.0 - p))

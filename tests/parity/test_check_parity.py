@@ -11,8 +11,10 @@ from oneflow import nn
 from refusals import refused
 from toy import Classifier, optimizer_of
 
+from libai.cli.commands import parity
 from libai.engine import ParityReport, check_parity
 from libai.patches.internals import is_tracing
+from libai.utils.errors import UserError
 
 
 def check(build_model, build_optimizer=None, *, batches=None, num_iters=3, **options):
@@ -221,3 +223,16 @@ def test_the_tool_prints_json_and_returns_an_exit_code(tmp_path, words, code, ve
     report = json.loads(done.stdout)
     assert report["verdict"] == verdict
     assert report["stage"] == (None if verdict == "same" else "build")
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["--gradients", "--json"], "--gradients and --json cannot be combined"),
+        (["--against", "torch", "--json"], "--against and --json cannot be combined"),
+        (["--python", "python3"], "--python does nothing without --against torch"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(words, text):
+    with pytest.raises(UserError, match=text):
+        parity.run(["mlp_digits", *words])

@@ -28,6 +28,16 @@ def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_intermixed_args(arguments)
     if args.config is None:
         raise UserError("no config given. `libai train --help` lists the shipped ones.")
+    given = [name for name in ("against", "gradients", "json") if getattr(args, name)]
+    if len(given) > 1:
+        raise UserError(
+            f"--{' and --'.join(given)} cannot be combined: each of the first two is a comparison "
+            "of its own, and only the comparison of the modes is printed as JSON. Use one of them."
+        )
+    if args.python and not args.against:
+        raise UserError(
+            "--python does nothing without --against torch. Add that option, or remove --python."
+        )
     if get_world_size() > 1:
         raise UserError(
             f"this command runs in one process, but this job has {get_world_size()}. Start it "
@@ -40,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.against:
         from libai.torch_names.proof import compare_with_torch
 
-        is_same, text = compare_with_torch(config, args.python, args.iters)
+        is_same, text = compare_with_torch(config, args.python or "python3", args.iters)
         print(text)
         return 0 if is_same else 1
     from libai.engine.rehearsal.check_parity import check_config, judge_config
@@ -79,7 +89,6 @@ def build_parser() -> Parser:
     )
     parser.add_argument(
         "--python",
-        default="python3",
         metavar="PATH",
         help="interpreter with PyTorch for --against (default python3)",
     )

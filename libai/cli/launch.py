@@ -27,7 +27,7 @@ from typing import Any
 from libai.launch import guard, runtime
 from libai.launch.command_line import parse_args, take_restarts
 from libai.launch.external import LOOPBACK, Place
-from libai.launch.job import TRAINING, Job, run_job
+from libai.launch.job import TRAINING, Job, run_job, stop_before_start
 from libai.launch.request import check_cores, choose_port, find_config, find_free_port, read_job
 from libai.patches import openblas
 from libai.utils.errors import EXIT_USER_MISTAKE, UserError
@@ -39,7 +39,6 @@ from libai.utils.rank_notes import (
     STEP_LIMIT,
     read_limit,
 )
-from libai.utils.screen import say
 
 USAGE = """\
 usage: python -m libai.launch FILE CONFIG PROCS [--max-restarts N]
@@ -99,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _start(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> int:
-    with guard.signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _stop_before_start)):
+    with guard.signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), stop_before_start)):
         os.environ.update(choose_environment(job, os.environ))
         runtime.compile_kernels()
     return run_job(job, max_restarts, new_port)
@@ -141,11 +140,6 @@ def _check_arguments(job: Job) -> None:
     """
     if job.is_training:
         parse_args(["--config-file", job.config, *job.arguments], prog="libai train")
-
-
-def _stop_before_start(signum: int, frame: object) -> None:
-    say(guard.NOT_BEGUN)
-    sys.exit(128 + signum)
 
 
 def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:

@@ -8,9 +8,13 @@ oneflow is never imported in this process.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import importlib.util
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,8 +22,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
+from libai.launch.guard import NOT_BEGUN, signals_handled
+from libai.launch.machines import Ending, Machines
 from libai.launch.rank import end_with_parent
 from libai.launch.requirements import explain_import_error
 from libai.launch.supervisor import Rank, Supervisor
@@ -27,9 +33,9 @@ from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, UserError
 from libai.utils.screen import say
 
-# On several machines, oneflow's heartbeat takes up to 13 s to report a failure to the other ranks
-# and end them.
-MULTI_NODE_RESTART_SECONDS = 20.0
+#: start of the name of a job's folder of notes, and the file in it that its launcher locks
+_NOTES, _LOCK = "libai-notes-", "launcher"
+_NEW_SECONDS = 60.0
 #: module of the training program; `TRAIN_NET` is the file in the repository that calls it
 TRAINING = "libai.cli.train_net"
 #: flags that suppress messages about the start
@@ -88,7 +94,7 @@ class Job:
         self.announce(f"starting {name} on {processes}")
 
 
-def prepare_ranks(job: Job, notes: str) -> Supervisor:
+def prepare_ranks(job: Job, notes: str, machines: Machines | None = None) -> Supervisor:
     """Return a supervisor that runs `oneflow.distributed.launch`, which starts each rank through
     libai/launch/rank.py.
 
@@ -127,7 +133,8 @@ def prepare_ranks(job: Job, notes: str) -> Supervisor:
     }
     command += job.arguments
     announce = job.announce if job.is_training else None
-    return Supervisor(functools.partial(_start, command, facts), ranks, announce, job.num_nodes)
+    start = functools.partial(_start, command, facts)
+    return Supervisor(start, ranks, announce, machines, job.node_rank)
 
 
 def _start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -163,30 +170,34 @@ def _oneflow_launcher() -> Path:
 # ------------------------------------------------------------------------------ until the job's end
 
 
-class Outcome(NamedTuple):
-    """End of a job.
+def launch(job: Job, machines: Machines | None = None) -> Ending:
+    """Run the job's ranks until they have ended on all machines. No rank outlives the call."""
+    _remove_old_notes()
+    with (
+        tempfile.TemporaryDirectory(prefix=_NOTES, ignore_cleanup_errors=True) as notes,
+        open(Path(notes, _LOCK), "w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return prepare_ranks(job, notes, machines).run()
 
-    `failure`: kind and iteration of a failure that a restart would repeat. `written`: iteration of
-    the newest checkpoint that this job has written, or 0.
+
+def _remove_old_notes() -> None:
+    """Remove the folders of notes that killed launchers have left behind.
+
+    The lock of a launcher lasts as long as its process, also in another container.
     """
+    for folder in Path(tempfile.gettempdir()).glob(f"{_NOTES}*"):
+        # an error: the folder belongs to another user, or to a job that runs
+        with contextlib.suppress(OSError), open(folder / _LOCK, "r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - folder.stat().st_mtime > _NEW_SECONDS:  # else it may not be locked yet
+                shutil.rmtree(folder, ignore_errors=True)
 
-    code: int
-    was_stopped: bool
-    failure: tuple[str, int] | None
-    written: int
 
-
-def launch(job: Job) -> Outcome:
-    """Run the job's ranks on this machine until they end. No rank outlives the call."""
-    with tempfile.TemporaryDirectory(prefix="libai-", ignore_cleanup_errors=True) as notes:
-        supervisor = prepare_ranks(job, notes)
-        code = supervisor.run()
-        return Outcome(
-            code,
-            supervisor.stop_signal is not None,
-            supervisor.failure(),
-            supervisor.ranks[0].state.written,
-        )
+def stop_before_start(signum: int, frame: object) -> None:
+    """Handle a signal while no rank runs."""
+    say(NOT_BEGUN)
+    sys.exit(128 + signum)
 
 
 def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> int:
@@ -196,13 +207,32 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
     port. A job is not restarted after a stop, a user's mistake, or a repeated failure of the same
     kind in the same iteration.
     """
+    machines = None
+    if job.num_nodes > 1:
+        facts = {"NODE": job.num_nodes, "PROCS": job.num_processes, "--max-restarts": max_restarts}
+        machines = Machines(job.node_rank, job.num_nodes, job.address, job.port, facts)
     restarts_left = max_restarts
-    last_failure = None
+    last_failure: tuple[str, int] | None = None
+    written = 0
     while True:
-        ended = launch(job)
+        if machines is not None:
+            # a launcher that was started again by hand joins the others
+            state: dict[str, Any] = {
+                "left": restarts_left,
+                "last": last_failure,
+                "written": written,
+            }
+            with signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), stop_before_start)):
+                state = machines.meet(state)
+            restarts_left, written = state["left"], state["written"]
+            last_failure = tuple(state["last"]) if state["last"] else None
+        if written and job.is_training:  # do not resume from checkpoints of an earlier run
+            # the last value of a flag counts
+            job = replace(job, arguments=(*job.arguments, "--resume", "--reset="))
+        ended = launch(job, machines)
         if ended.code != EXIT_FAILED or ended.was_stopped or not max_restarts:
             return ended.code
-        failure = ended.failure
+        failure = None if ended.report is None else ended.report.failure
         if failure is not None and failure == last_failure:
             say(f"launch: {failure[0]} in iteration {failure[1]} happened again: not restarting.")
             return ended.code
@@ -211,13 +241,10 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
             return ended.code
         restarts_left -= 1
         last_failure = failure
-        if job.num_nodes > 1:
-            time.sleep(MULTI_NODE_RESTART_SECONDS)
-        elif new_port is not None:
+        written = ended.written
+        if new_port is not None and machines is None:
             job = replace(job, port=new_port())
         start = "as before, with the same arguments"
-        if ended.written and job.is_training:  # do not resume from checkpoints of an earlier run
-            # the last value of a flag counts
-            job = replace(job, arguments=(*job.arguments, "--resume", "--reset="))
-            start = f"from iter_{ended.written:07d}"
+        if written and job.is_training:
+            start = f"from iter_{written:07d}"
         say(f"launch: starting again {start}; {restarts_left} restarts left.")

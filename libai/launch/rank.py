@@ -59,6 +59,7 @@ def main(is_training: str, file: str, *arguments: str) -> NoReturn:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     parent, program = os.getpid(), os.fork()
     if program:
+        state.parent = parent
         _, ended = os.waitpid(program, 0)
         state.status, state.ended_at = os.waitstatus_to_exitcode(ended), time.time()
         os._exit(

@@ -43,6 +43,10 @@ class StoppedFromOutside(SystemExit):
     """
 
 
+#: signals that save and stop
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 class Agreement:
     """Questions that all ranks must answer alike at the same point of the loop.
 
@@ -149,7 +153,8 @@ class StopRequest:
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Turn SIGTERM and Ctrl-C into a stop request while the block runs.
+        """Turn SIGTERM, Ctrl-C and the end of the terminal (SIGHUP) into a stop request while the
+        block runs.
 
         A second Ctrl-C ends the process at once.
 
@@ -163,9 +168,7 @@ class StopRequest:
         limit = threading.Timer(self._max_seconds or 0.0, self.request, (TIME_LIMIT,))
         limit.daemon = True
         is_main = threading.current_thread() is threading.main_thread()
-        with signals_handled(
-            dict.fromkeys((signal.SIGTERM, signal.SIGINT) if is_main else (), self._receive)
-        ):
+        with signals_handled(dict.fromkeys(_STOPS if is_main else (), self._receive)):
             if self._max_seconds is not None:
                 limit.start()
             try:

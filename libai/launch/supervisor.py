@@ -32,6 +32,7 @@ from libai.launch.guard import (
     signals_handled,
     with_rank,
 )
+from libai.launch.machines import Ending, Machines, Report
 from libai.launch.rank import STACK_SIGNAL, output_file
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
@@ -77,9 +78,22 @@ class Rank:
     state: RankState
     was_asked_to_stop: bool = False
     was_ended: bool = False
-    is_lost: bool = False
+    lost_at: float = 0.0
     _progress: tuple[int, float] = (-1, 0.0)
     _still_seconds: float = 0.0
+
+    def note_loss(self, is_launcher_gone: bool) -> None:
+        """Note the time if the process that records the rank's end is gone, and has not."""
+        if self.lost_at or self.state.ended_at:
+            return
+        is_gone = bool(self.state.parent) and not _runs(self.state.parent)
+        if (is_gone or is_launcher_gone) and not self.state.ended_at:
+            self.lost_at = time.time()
+
+    @property
+    def is_lost(self) -> bool:
+        """True if nothing recorded how the rank ended."""
+        return bool(self.lost_at) and not self.state.ended_at
 
     @property
     def has_ended(self) -> bool:
@@ -124,10 +138,8 @@ class Rank:
 
     @property
     def failed_at(self) -> float:
-        """Time of the rank's failure, in seconds since the epoch; 0 if its end was not recorded,
-        which ends the job.
-        """
-        return self.note.get("time") or self.state.ended_at
+        """Time of the rank's failure, in seconds since the epoch."""
+        return self.note.get("time") or self.state.ended_at or self.lost_at
 
     @property
     def phase(self) -> str:
@@ -229,6 +241,15 @@ class Rank:
         return ""
 
 
+def _runs(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
 def _ask_for_stacks(ranks: Sequence[Rank]) -> None:
     """Ask programs to write their Python stacks, and wait for them for at most `STACK_SECONDS`.
 
@@ -248,7 +269,7 @@ def _ask_for_stacks(ranks: Sequence[Rank]) -> None:
 
 @dataclass
 class Supervisor:
-    """Watches the ranks that OneFlow's launcher starts.
+    """Watches the ranks that OneFlow's launcher starts on machine `node_rank`.
 
     `start` starts that launcher. `announce(text)` prints what the user is waiting for before the
     first training iteration. `announce` is None for programs other than libai's training program.
@@ -257,7 +278,8 @@ class Supervisor:
     start: Callable[[], subprocess.Popen[bytes]]
     ranks: list[Rank]
     announce: Callable[[str], None] | None = None
-    num_machines: int = 1
+    machines: Machines | None = None
+    node_rank: int = 0
     stop_signal: int | None = None
     _is_stop_passed_on: bool = False
     _has_begun: bool = True
@@ -267,9 +289,9 @@ class Supervisor:
     _began: float = field(default_factory=time.monotonic)
     _announced: list[str] = field(default_factory=list)
 
-    def run(self) -> int:
-        """Wait until all ranks have ended, report a failure, and return the exit code of the
-        job.
+    def run(self) -> Ending:
+        """Wait until all ranks have ended, on all machines, report a failure, and return the end
+        of the job.
         """
         ctypes.CDLL(None).prctl(
             _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
@@ -282,12 +304,12 @@ class Supervisor:
                 self._wait()
             finally:
                 self._end_all()
-            code = self.exit_code()
-            if code in (EXIT_FAILED, EXIT_USER_MISTAKE) or any(
-                rank.state.hung_seconds for rank in self.ranks
-            ):
-                self._report(code)
-        return code
+            ending = self._ending()
+            if self.machines is not None:
+                ending = self.machines.settle(ending)
+            if ending.report is not None:
+                self._say(ending.report)
+        return ending
 
     # ----------------------------------------------------------------------------------------------
     # signals
@@ -298,8 +320,9 @@ class Supervisor:
         All signals request the same stop. Only a second Ctrl-C ends the job at once.
         """
         if self.stop_signal is None:
-            # A closed terminal means the same as SIGTERM: save and stop.
-            self.stop_signal = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
+            # a program of the user's may handle SIGTERM only, which asks for the same
+            is_hangup = signum == signal.SIGHUP and self.announce is None
+            self.stop_signal = signal.SIGTERM if is_hangup else signum
         if self._interrupts.is_again(signum) and self._kill_at > 0:
             self._kill_at = 0.0
             say(describe_quit(self.ranks[0].state))
@@ -328,11 +351,14 @@ class Supervisor:
                     os.kill(rank.state.pid, self.stop_signal)
 
     def _pause(self, signum: int, frame: FrameType | None) -> None:
+        if self.machines is not None:
+            self.machines.pause(True)
         os.killpg(self.launcher.pid, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        os.killpg(
-            self.launcher.pid, signal.SIGCONT
-        )  # reached when the shell continues this process
+        # reached when the shell continues this process
+        os.killpg(self.launcher.pid, signal.SIGCONT)
+        if self.machines is not None:
+            self.machines.pause(False)
 
     # ----------------------------------------------------------------------------------------------
     # waiting
@@ -345,11 +371,13 @@ class Supervisor:
             self._pass_stop_on()
             self._filter_stderr(POLL_SECONDS)
             self._announce_wait()
+            if self.machines is not None and self.machines.look(self.ranks[0].state.iteration):
+                self._end_in(REPORT_SECONDS)
             is_launcher_gone = self.launcher.poll() is not None  # checked before the ranks
             before, looked_at = looked_at, time.monotonic()
             for rank in self.ranks:
                 rank.end_if_hung(min(looked_at - before, WATCH_SECONDS))
-                rank.is_lost = is_launcher_gone and not rank.state.ended_at
+                rank.note_loss(is_launcher_gone)
                 if rank.has_ended and rank not in ended:
                     ended.append(rank)
                     self._note_end(rank)
@@ -378,6 +406,8 @@ class Supervisor:
         elif rank.has_failed:
             if rank.waited_in_vain and self._kill_at == float("inf"):
                 _ask_for_stacks(self.ranks)
+            if self.machines is not None:
+                self.machines.tell_failure()
             self._end_in(REPORT_SECONDS)
 
     def _end_in(self, seconds: float) -> None:
@@ -401,7 +431,7 @@ class Supervisor:
                 os.waitpid(-self.launcher.pid, 0)
         self.launcher.wait()
         for rank in self.ranks:
-            rank.is_lost = not rank.state.ended_at
+            rank.note_loss(is_launcher_gone=True)
         while self._filter_stderr(0.0):
             pass
         rank_notes.write_stderr(self._rest)
@@ -485,30 +515,51 @@ class Supervisor:
             None,
         )
 
-    def _report(self, code: int) -> None:
-        """Print the error of the rank that failed first, or its last native output, but no other
-        rank's.
-        """
+    def _ending(self) -> Ending:
+        """Return how the ranks of this machine ended."""
+        code = self.exit_code()
+        has_hung = any(rank.state.hung_seconds for rank in self.ranks)
+        report = None
+        if code in (EXIT_FAILED, EXIT_USER_MISTAKE) or has_hung:
+            self._keep_errors()
+            if self.machines is None or not all(rank.was_ended for rank in self.ranks):
+                report = self._first_report(code)
+        written = self.ranks[0].state.written
+        return Ending(code, self.stop_signal is not None, written, report)
+
+    def _first_report(self, code: int) -> Report:
+        """Return the report of the rank that failed first. Prints where other ranks waited."""
         first = self.first_failure(code)
-        self._keep_errors()
-        if not first.note:
-            say(first.read_output(), end="")
         for rank in self.ranks if first.waited_in_vain else ():
             if rank is not first:
                 say(f"launch: rank {rank.number} was {rank.where()}.")
+        waits = first.waited_in_vain and first.is_in_libraries
+        follows = 2 if _is_consequence(first) else int(waits)
+        report = Report("", first.failed_at, code, follows, self.node_rank)
+        report.failure = self.failure()
         if first.note:
             said = first.note["said"]
-            is_of_all = all(rank.note.get("said") == said for rank in self.ranks)
+            is_of_all = self.machines is None and all(
+                rank.note.get("said") == said for rank in self.ranks
+            )
             is_plain = is_of_all or (code == EXIT_USER_MISTAKE and first.number == 0)
-            say_error(said if is_plain else with_rank(said, first.number), code)
-            return
-        others = "; the other ranks were ended" if len(self.ranks) > 1 else ""
+            report.said = said if is_plain else with_rank(said, first.number)
+            return report
+        report.output = first.read_output()
+        others = "; the other ranks were ended" if len(self.ranks) > 1 or self.machines else ""
         saved = self.ranks[0].state.saved
         advice = f" --resume continues after iteration {saved}." if saved else ""
-        say_error(
-            f"launch: rank {first.number} failed first: {self._describe(first)}{others}.{advice}",
-            code,
+        report.said = (
+            f"launch: rank {first.number} failed first: {self._describe(first)}{others}.{advice}"
         )
+        return report
+
+    def _say(self, report: Report) -> None:
+        """Print the error of the rank that failed first, or its last native output, but no other
+        rank's.
+        """
+        say(report.output, end="")
+        say_error(report.said, report.code)
 
     def _keep_errors(self) -> None:
         """Write the last error of every failed rank to `errors/rank_<number>.txt` in the output
@@ -562,7 +613,7 @@ class Supervisor:
                 f"it left{done} with exit code {state.status} before its work was done (os._exit?)"
             )
         name = signal.Signals(-state.status).name
-        if name == "SIGABRT" and self.num_machines > 1:
+        if name == "SIGABRT" and self.machines is not None:
             return (
                 f"killed by {name} (oneflow does that when it loses a rank of another machine: "
                 "look at its output)"

@@ -36,6 +36,9 @@ RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOC
 START_LIMIT, STEP_LIMIT = "LIBAI_START_TIMEOUT", "LIBAI_STEP_TIMEOUT"
 DEFAULT_START_SECONDS = DEFAULT_STEP_SECONDS = 1800.0
 DEFAULT_MEETING_SECONDS = 120.0
+#: number of measured steps after which the default limit of a phase follows them, the factor of the
+#: slowest step, and the smallest limit in seconds
+_ENOUGH_STEPS, _TIMES_SLOWEST, _LEAST_SECONDS = 5, 20.0, 100.0
 _POLL_SECONDS = 0.02
 
 #: parts of lines that oneflow 0.9.0 writes to stderr and that do not help users, such as those
@@ -64,6 +67,11 @@ def world_size() -> int:
     """
     text = os.environ.get("WORLD_SIZE", "")
     return int(text) if text.isdecimal() else 1
+
+
+def local_ranks() -> int:
+    """Return the number of ranks on this machine."""
+    return int(os.environ.get(LOCAL_RANKS_VARIABLE) or world_size())
 
 
 def environment_of_no_rank() -> dict[str, str]:
@@ -97,6 +105,7 @@ class RankState(ctypes.Structure):
 
     _fields_ = (
         ("pid", ctypes.c_int64),  # 0 until the rank can be asked for its stacks
+        ("parent", ctypes.c_int64),  # process that records how the rank ends
         ("beats", ctypes.c_int64),  # counts signs of progress
         (
             "limit",
@@ -143,6 +152,9 @@ class _Own:
     phases: tuple[str, ...] = ()
     #: time limit in seconds outside phases; 0 (no limit) for the user's own program
     limit = 0.0
+    #: phase → number of measured steps after the first iteration, and seconds of the slowest
+    steps: dict[str, tuple[int, float]] = {}
+    noted_at = 0.0
 
 
 def begin_rank(state: RankState, is_training: bool) -> None:
@@ -181,14 +193,16 @@ def phase(name: str, start_seconds: float = DEFAULT_START_SECONDS) -> Iterator[N
 
     In a phase, a rank must make progress. It must call `note_progress` within LIBAI_START_TIMEOUT
     seconds (default `start_seconds`) before the first iteration, and within LIBAI_STEP_TIMEOUT
-    seconds after it. An exception gets the innermost phase that it left as `left_phase`.
+    seconds after it (default: `_step_limit`). An exception gets the innermost phase that it left as
+    `left_phase`.
     """
     before, limit = _Own.phases, _Own.state.limit
+    _measure_step()
     _set_phases((*before, name))
     if not _Own.state.iteration:
         _Own.state.limit = read_limit(START_LIMIT, start_seconds)
-    elif not before:
-        _Own.state.limit = read_limit(STEP_LIMIT, DEFAULT_STEP_SECONDS)
+    else:
+        _Own.state.limit = _step_limit()
     try:
         yield
     except BaseException as error:
@@ -197,16 +211,46 @@ def phase(name: str, start_seconds: float = DEFAULT_START_SECONDS) -> Iterator[N
                 error.left_phase = name  # type: ignore[attr-defined]
         raise
     finally:
+        _measure_step()
         _set_phases(before)
         if not before:
             _Own.state.limit = _Own.limit
         elif not _Own.state.iteration:
             _Own.state.limit = limit
+        else:
+            _Own.state.limit = _step_limit()
 
 
 def _set_phases(names: tuple[str, ...]) -> None:
     _Own.phases = names
     _Own.state.phase = names[-1].encode()[:159] if names else b""
+
+
+def _measure_step() -> bool:
+    """Measure the time since the last sign of progress in the current phase.
+
+    Returns whether the limit of that phase has changed.
+    """
+    seconds, _Own.noted_at = time.monotonic() - _Own.noted_at, time.monotonic()
+    if not (_Own.state.iteration and _Own.phases):
+        return False
+    number, slowest = _Own.steps.get(_Own.phases[-1], (0, 0.0))
+    _Own.steps[_Own.phases[-1]] = number + 1, max(slowest, seconds)
+    return seconds > slowest or number < _ENOUGH_STEPS
+
+
+def _step_limit() -> float:
+    """Return the seconds without progress that the current phase may take after the first
+    iteration.
+
+    Once a few of its steps have been measured, the default follows the slowest of them, so that a
+    rank that waits in vain is noticed within minutes.
+    """
+    number, slowest = _Own.steps.get(_Own.phases[-1], (0, 0.0)) if _Own.phases else (0, 0.0)
+    default = DEFAULT_STEP_SECONDS
+    if number >= _ENOUGH_STEPS:
+        default = max(_LEAST_SECONDS, _TIMES_SLOWEST * slowest)
+    return read_limit(STEP_LIMIT, default)
 
 
 def note_progress(iteration: int | None = None) -> None:
@@ -216,11 +260,12 @@ def note_progress(iteration: int | None = None) -> None:
     """
     state = _Own.state
     state.beats += 1
-    if iteration is None:
-        return
-    if not state.iteration and _Own.phases:
-        state.limit = read_limit(STEP_LIMIT, DEFAULT_STEP_SECONDS)
-    state.iteration = iteration
+    has_changed = _measure_step()
+    if iteration is not None:
+        has_changed |= not state.iteration and bool(_Own.phases)
+        state.iteration = iteration
+    if has_changed:
+        state.limit = _step_limit()
 
 
 def ranks_ahead(count: str, value: int) -> list[int]:

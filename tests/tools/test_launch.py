@@ -2,6 +2,8 @@
 end.
 """
 
+import fcntl
+import os
 import re
 from dataclasses import replace
 
@@ -10,7 +12,8 @@ from launched import command_of, descendants
 from refusals import refused
 
 from libai.launch import command_line, request
-from libai.launch.job import TRAINING, Outcome, prepare_ranks, run_job
+from libai.launch.job import TRAINING, prepare_ranks, run_job
+from libai.launch.machines import Ending, Report
 from libai.launch.supervisor import Supervisor
 
 # --------------------------------------------------------------------------------- the command line
@@ -215,7 +218,7 @@ def test_training_has_a_limit_also_when_it_writes_nothing(script, tmp_path):
 
 
 def test_a_failure_after_a_stop_is_not_started_again(script, monkeypatch, capsys):
-    monkeypatch.setattr(Supervisor, "run", lambda self: setattr(self, "stop_signal", 15) or 1)
+    monkeypatch.setattr(Supervisor, "run", lambda self: Ending(1, was_stopped=True))
     assert run_job(read_job(script("pass")), 1, None) == 1 and not capsys.readouterr().err
 
 
@@ -235,9 +238,10 @@ def test_a_failure_is_tried_again_unless_it_would_happen_again(
 ):
     ends = iter(zip(codes, iterations))
 
-    def launch(job):
+    def launch(job, machines):
         code, iteration = next(ends)
-        return Outcome(code, False, None if iteration is None else ("NaN", iteration), 0)
+        failure = None if iteration is None else ("NaN", iteration)
+        return Ending(code, report=Report("", 0.0, failure=failure))
 
     monkeypatch.setattr("libai.launch.job.launch", launch)
     assert run_job(read_job(script("pass")), 2, None) == codes[-1]
@@ -249,11 +253,43 @@ def test_a_failure_is_tried_again_unless_it_would_happen_again(
 def test_a_restart_continues_from_a_checkpoint_of_the_job_itself(script, monkeypatch, capsys):
     started = []
 
-    def launch(job):
+    def launch(job, machines):
         started.append(job.arguments)
-        return Outcome(int(len(started) < 3), False, None, written=4 * (len(started) == 2))
+        return Ending(int(len(started) < 3), written=4 * (len(started) == 2))
 
     monkeypatch.setattr("libai.launch.job.launch", launch)
     assert run_job(replace(read_job(script("pass")), file=TRAINING), 3, None) == 0
     assert started == [("a=1",), ("a=1",), ("a=1", "--resume", "--reset=")]
     assert "launch: starting again from iter_0000004; 1 restarts left." in capsys.readouterr().err
+
+
+def test_notes_of_a_killed_launcher_are_removed_and_those_of_a_running_one_stay(
+    script, tmp_path, monkeypatch
+):
+    place = tmp_path / "temporary"
+    folders = [place / name for name in ("libai-notes-old", "libai-notes-running", "other")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "launcher").touch()
+        os.utime(folder, (0, 0))
+    (place / "libai-notes-new").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    with open(folders[1] / "launcher") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert run_job(read_job(script("pass"), "1"), 0, None) == 0
+    names = sorted(path.name for path in place.iterdir())
+    assert names == ["libai-notes-new", "libai-notes-running", "other"]
+
+
+def test_a_rank_whose_parent_was_killed_is_named(script):
+    """OneFlow's launcher then ends the others, whose parents record nothing either."""
+    program = script("""
+        import os, signal, time
+        if rank == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    """)
+    assert program.run().stderr.endswith(
+        "launch: rank 1 failed first: its process or oneflow.distributed.launch was killed; the "
+        "other ranks were ended.\n"
+    )

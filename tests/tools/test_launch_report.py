@@ -22,6 +22,11 @@ def ended(number, folder, status, end_time, note=None, **facts):
     return Rank(number, str(folder), RankState(status=status, ended_at=end_time), **facts)
 
 
+def report(ranks, code):
+    supervisor = Supervisor(lambda: None, ranks)
+    supervisor._say(supervisor._first_report(code))
+
+
 def write_stack(path, file):
     path.write_text(f'Thread 0x1 (most recent call first):\n  File "{file}", line 3 in f\n')
 
@@ -66,7 +71,7 @@ def test_the_first_error_is_printed_alone_with_its_rank_unless_all_have_it(
     ]
     for rank in ranks:
         rank.state.has_left, rank.state.code = 1, code
-    Supervisor(lambda: None, ranks)._report(code)
+    report(ranks, code)
     assert capsys.readouterr().err == printed
 
 
@@ -157,7 +162,7 @@ def test_a_rank_that_leaves_without_a_note_has_failed_whatever_its_code(
     rank = ended(1, tmp_path, status, 1.0)
     assert rank.has_failed
     monkeypatch.setattr("sys.argv", ["libai", "train", "--json"])
-    Supervisor(lambda: None, [rank])._report(1)
+    report([rank], 1)
     assert json.loads(capsys.readouterr().out)["error"] == (
         f"launch: rank 1 failed first: it left with exit code {status} before its work was done "
         "(os._exit?)."
@@ -169,7 +174,7 @@ def test_a_rank_that_leaves_without_a_note_has_failed_whatever_its_code(
 def test_ranks_that_wait_for_another_machine_ask_for_it(tmp_path):
     rank = ended(0, tmp_path, KILL, 1.0)
     rank.state.hung_seconds, rank.state.phase = 15.0, b"meet"
-    told = Supervisor(lambda: None, [rank], num_machines=2)._describe(rank)
+    told = Supervisor(lambda: None, [rank], machines=object())._describe(rank)
     assert told.startswith("it waited 15 s for the other ranks. Are all machines running")
     assert told.endswith("LIBAI_START_TIMEOUT=<seconds> waits longer")
 

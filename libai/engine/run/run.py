@@ -36,6 +36,11 @@ from libai.engine.run.run_folder import (
     prepare_output_dir,
     require_checkpoint,
 )
+from libai.engine.run.same_ranks import (
+    require_same_checkpoint,
+    require_same_data,
+    require_same_start,
+)
 from libai.engine.run.trials import dry_run
 from libai.engine.trainers import trainer_of
 from libai.launch.stop import (
@@ -114,11 +119,15 @@ class Run(RunBase):
     def __init__(self, cfg: Any, *, resume: bool | str | None = None, reset: Sequence[str] = ()):
         config = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
         train = config.train
+        require_same_start(config)
         device = default_device(train.device)
         mode, self.mode_reason = modes.first_mode(config, device)
         self.output_dir = Path(train.output_dir)
-        self.folder = RunFolder(self.output_dir, train.resume if resume is None else resume, reset)
+        # a machine that was started again by itself follows rank 0
+        resume, reset = broadcast_object([train.resume if resume is None else resume, list(reset)])
+        self.folder = RunFolder(self.output_dir, resume, reset)
         resumed = self.folder.checkpoint
+        require_same_checkpoint(resumed)
         seed = train.seed
         if seed is None and resumed is not None:
             seed = facts_of(resumed).get("seed")
@@ -132,6 +141,7 @@ class Run(RunBase):
         super().__init__(config, build.build_mesh(config, device), seed, position)
         self.seed_offset = self.mesh.data_rank if train.diff_rank_seed else 0
         self.test_loaders = self.build_test_loaders(config, self.mesh, self.sizes.micro)
+        require_same_data({"train": self.train_loader, **self.test_loaders})
         self.model = self.new_model()
         self.optimizer = self.new_optimizer(self.model)
         self.trainer = self.new_trainer(mode, self.model, self.train_loader, self.optimizer)

@@ -25,6 +25,7 @@ from libai import checkpoint
 from libai.checkpoint import list_checkpoints
 from libai.checkpoint.manifest import BEST, STATE
 from libai.engine.checkpointer import RESETTABLE, find_checkpoint
+from libai.engine.run.same_ranks import warn_of_own_folders
 from libai.utils.atomic import atomic_write_text, read_json
 from libai.utils.distributed import barrier, result_of_rank_0
 from libai.utils.errors import OutputLostError, UserError
@@ -185,6 +186,7 @@ class RunFolder:
         self.is_held = self._has_begun = True
         open_log_files()
         barrier()
+        warn_of_own_folders(self.path / RUN_FILE, self.run_id)
 
     def release(self) -> None:
         """Release the folder to other jobs. Every rank must call it."""

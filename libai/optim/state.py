@@ -8,6 +8,7 @@ included, because they belong to the scheduler and the config.
 
 The state is complete: OneFlow creates a parameter's state at its first gradient. Before that, the
 initial value of the state is exported. A tensor that is missing on loading is therefore an error.
+Only a frozen parameter that was never trained has no state, so frozen weights cost nothing.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ def export_state(
                 tensors[f"{name}/{key}"] = value
             elif _is_number(value):
                 scalars[f"{name}/{key}"] = value
+        if not parameter.requires_grad:
+            continue  # never trained so far, or its state is complete
         for key in state_keys(optimizer, group) or ():
             if key not in state:
                 tensors[f"{name}/{key}"] = initial_state(parameter, group)
@@ -168,7 +171,8 @@ def _fitted_state(
         for key in keys:
             entry = f"{name}/{key}"
             if entry not in saved:
-                missing.append(entry)
+                if parameter.requires_grad:
+                    missing.append(entry)
                 continue
             del saved[entry]
             value = tensors[entry] if entry in tensors else scalars[entry]
@@ -297,6 +301,8 @@ def named_graph_state(
     """
     suffixes = graph_state_names(optimizer)
     for name, parameter, group in walk_parameters(optimizer, named_parameters):
+        if not (parameter.requires_grad or optimizer._state.get(parameter)):
+            continue
         for key in state_keys(optimizer, group) or ():
             yield f"{prefix}.{name}-{suffixes[key]}", parameter, key, group
 

@@ -37,17 +37,22 @@ def as_arrays(tensors):
 
 
 def test_frozen_parameters_have_no_state():
+    """Until they are trained: then their state is kept, also while they are frozen again."""
     model = build_model()
     model[0].weight.requires_grad_(False)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = optim.AdamW(trained, lr=0.01)
-    tensors, _ = export_state(optimizer, model.named_parameters())
-    assert {name.split("/")[0] for name in tensors} == {
-        "0.bias",
-        "2.weight",
-        "2.bias",
-        "temperature",
-    }
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer, 1)
+    tensors, scalars = export_state(optimizer, model.named_parameters())
+    trained = {"0.bias", "2.weight", "2.bias", "temperature"}
+    assert {name.split("/")[0] for name in tensors} == trained
+    import_state(optimizer, model.named_parameters(), as_arrays(tensors), scalars)
+    model[2].weight.requires_grad_(False)
+    kept, scalars = export_state(optimizer, model.named_parameters())
+    assert kept.keys() == tensors.keys()
+    import_state(optimizer, model.named_parameters(), as_arrays(kept), scalars)
+    model[0].weight.requires_grad_(True)
+    with refused(r"2 missing: 0\.weight/exp_avg"):
+        import_state(optimizer, model.named_parameters(), as_arrays(kept), scalars)
 
 
 def test_differences_are_listed_exactly_and_nothing_is_loaded():

@@ -10,7 +10,7 @@ from libai.checkpoint.convert import convert, diff
 from libai.checkpoint.durable import remove_leftovers
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError
 from libai.checkpoint.manifest import checkpoint_name, iteration_of
-from libai.checkpoint.reader import Checkpoint, TensorGroup, load, read_digest_of_weights, verify
+from libai.checkpoint.reader import Checkpoint, TensorGroup, read_digest_of_weights, verify
 from libai.checkpoint.retention import (
     Best,
     find_latest,
@@ -22,4 +22,10 @@ from libai.checkpoint.retention import (
     resolve,
 )
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, save
-from libai.checkpoint.weights import WeightsReport, load_weights, open_weights
+from libai.checkpoint.weights import (
+    WeightsReport,
+    load,
+    load_weights,
+    open_weights,
+    resolve_weights,
+)

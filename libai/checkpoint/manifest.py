@@ -19,6 +19,8 @@ from libai.checkpoint.strict_json import dump_json, parse_json
 MANIFEST = "manifest.json"
 STATE = "trainer.json"
 BEST = "best.json"
+#: key of the state of a checkpoint that holds only what was trained
+BASE = "base"
 FORMAT = {"format": "libai-checkpoint", "format_version": 2}
 _OWN_DIGEST = "sha256_of_the_rest"
 GROUP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,60}")

@@ -8,6 +8,7 @@ raises an error instead of returning wrong weights.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 from libai.checkpoint.durable import FileRecord, digest
 from libai.checkpoint.errors import CheckpointError, reading
 from libai.checkpoint.manifest import (
+    BASE,
     MANIFEST,
     STATE,
     digest_of_weights,
@@ -161,8 +163,10 @@ class Checkpoint:
     tensors: Mapping[str, TensorGroup]
 
 
-def load(path: str | Path) -> Checkpoint:
-    """Open the checkpoint folder `path`. Not collective: any rank may call it.
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open the checkpoint folder `path` without its base, if it has one.
+
+    Not collective: any rank may call it.
 
     Raises `CheckpointError` for any problem that can be detected without reading all data.
     """
@@ -188,7 +192,11 @@ def read_digest_of_weights(path: Path) -> str:
 
     Raises `CheckpointError`.
     """
-    return digest_of_weights(_open_folder(path)[1].records)
+    digest = digest_of_weights(_open_folder(path)[1].records)
+    base = open_checkpoint(path).state.get(BASE)
+    if base is None:
+        return digest
+    return hashlib.sha256(f"{digest}{base['sha256']}".encode()).hexdigest()
 
 
 def verify(path: str | Path, deep: bool = True) -> list[str]:
@@ -206,7 +214,7 @@ def verify(path: str | Path, deep: bool = True) -> list[str]:
             except CheckpointError as error:
                 problems.append(str(error))
         if not problems:
-            load(path)
+            open_checkpoint(path)
     except CheckpointError as error:
         problems.append(str(error))
     return problems

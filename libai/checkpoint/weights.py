@@ -7,17 +7,19 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from libai.checkpoint.base import Base
 from libai.checkpoint.errors import CheckpointError
 from libai.checkpoint.manifest import MANIFEST, index_name
 from libai.checkpoint.reader import (
+    Checkpoint,
     TensorGroup,
-    load,
+    open_checkpoint,
     open_safetensors,
     open_sharded,
     refuse_pickled,
@@ -44,6 +46,8 @@ class WeightsReport:
     mismatched: dict[str, tuple[TensorSpec, TensorSpec]]
     #: patterns of revise_keys that match no name
     idle_patterns: Sequence[str] = ()
+    #: name in the model → name in the source, if `load_weights` made the report
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_exact(self) -> bool:
@@ -171,7 +175,21 @@ def load_weights(
         )
     for name in report.loaded:
         _copy(targets[name], tensors[names[name]])
-    return report
+    return replace(report, names=names)
+
+
+def load(path: str | Path) -> Checkpoint:
+    """Open the checkpoint folder `path`. Not collective: any rank may call it.
+
+    If it holds only what was trained, the group `"model"` is completed from its base. Raises
+    `CheckpointError` for any problem that can be detected without reading all data.
+    """
+    saved = open_checkpoint(path)
+    base = Base.in_state(saved.state)
+    if base is None:
+        return saved
+    weights = base.completed(saved.path, saved.tensors["model"], open_weights)
+    return replace(saved, tensors={**saved.tensors, "model": weights})
 
 
 def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
@@ -182,13 +200,12 @@ def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
     """
     if group == "average":
         return open_weights(source).replaced_by(open_weights(source, "ema"))
-    path = Path(source)
+    path = resolve_weights(source)
     if path.suffix != ".safetensors" and zipfile.is_zipfile(path):
         return open_torch(path)
     refuse_pickled(path)
     if path.is_file():
         return open_sharded(path) if path.name.endswith(".index.json") else open_safetensors(path)
-    path = resolve(path)
     if (path / MANIFEST).exists():
         groups = load(path).tensors
         if group not in groups:
@@ -203,6 +220,12 @@ def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
     raise CheckpointError(
         f"{path} contains neither {MANIFEST} nor {group}.safetensors nor {index_name(group)}."
     )
+
+
+def resolve_weights(source: str | Path) -> Path:
+    """Return the file, checkpoint or folder that `source` names now."""
+    path = Path(source)
+    return path if path.is_file() else resolve(path)
 
 
 def _revise(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from libai import __version__, checkpoint
-from libai.checkpoint.manifest import BEST
+from libai.checkpoint.base import Base
+from libai.checkpoint.manifest import BASE, BEST
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, on_rank_0
 from libai.checkpoint.shards import cut_shards
 from libai.checkpoint.strict_json import dump_json
@@ -48,7 +50,8 @@ class TrainerCheckpointer:
         max_to_keep: number of newest checkpoints to keep, in addition to the best one. async_save:
         write in a background thread. Rank 0 then keeps one copy of all tensors in host memory.
         weights_only: save only the weights and the facts. No run can be resumed from such a
-        checkpoint. facts: JSON-serializable facts of the run to store with the state (run id, seed,
+        checkpoint. trained_only: leave out weights that are as in the `begin_from` weights.
+        facts: JSON-serializable facts of the run to store with the state (run id, seed,
         layout, ...). among: predicate that selects the checkpoints that `max_to_keep` counts, such
         as this run's; default: all. before_save: function called on rank 0 before each save. If it
         raises an error, no rank saves. links: folder for the symbolic links `last` and `best`, with
@@ -71,6 +74,7 @@ class TrainerCheckpointer:
         max_to_keep: int | None = None,
         async_save: bool = False,
         weights_only: bool = False,
+        trained_only: bool = False,
         facts: Mapping[str, Any] | None = None,
         among: Callable[[Path], bool] | None = None,
         before_save: Callable[[], None] | None = None,
@@ -99,6 +103,8 @@ class TrainerCheckpointer:
         self.extra: dict[str, Any] = {}
         self._last_saved_iter = -1
         self._is_async, self._weights_only = async_save, weights_only
+        self._trained_only = trained_only
+        self._base: Base | None = None
         self.background: checkpoint.AsyncCheckpointer | None = None
         #: checkpoint being written → argument `best` of its `save`
         self._choices: dict[Path, Best | None] = {}
@@ -216,6 +222,32 @@ class TrainerCheckpointer:
         if link is not None and link.is_symlink():
             link.unlink()
 
+    def begin_from(self, path: str | Path, report: checkpoint.WeightsReport) -> None:
+        """With `trained_only`, leave the frozen weights that were loaded from `path` out of
+        checkpoints.
+
+        `report`: the result of `load_weights`. Collective.
+        """
+        frozen = {
+            name: report.names[name]
+            for name, parameter in self.trainer.model.named_parameters()
+            if name in report.loaded and not parameter.requires_grad
+        }
+        if self._trained_only and frozen:
+            self._base = Base.of(path, frozen, self.trainer.model.state_dict())
+
+    def _trained(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `weights` without the frozen ones of the base. Collective."""
+        if self._base is not None and not self._base.holds(weights):
+            logger.warning(
+                "weights of %s have changed, although they were frozen when the run began: "
+                "checkpoints now hold all weights",
+                self._base.path,
+            )
+            self._base = None
+        left_out = {} if self._base is None else self._base.names
+        return {name: tensor for name, tensor in weights.items() if name not in left_out}
+
     def check_can_save(self, with_hooks: bool = True) -> None:
         """Raise the error that would make the first save fail, if there is one.
 
@@ -237,8 +269,10 @@ class TrainerCheckpointer:
         Collective.
         """
         trainer = self.trainer
-        tensors = {"model": trainer.model.state_dict()}
+        tensors: dict[str, Mapping[str, Any]] = {"model": self._trained(trainer.model.state_dict())}
         state = self._facts_of_state()
+        if self._base is not None:
+            state[BASE] = asdict(self._base)
         if not self._weights_only:
             of_trainer = trainer.state_dict()
             optimizer = of_trainer.pop("optimizer")
@@ -319,6 +353,7 @@ class TrainerCheckpointer:
                 "its weights (train.load_weight)."
             )
         checkpoint.load_weights(saved.tensors["model"], trainer.model, strict=True)
+        self._base = Base.in_state(saved.state) if self._trained_only else None
         state = dict(saved.state["trainer"])
         if (
             "optimizer" not in reset

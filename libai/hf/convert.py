@@ -18,14 +18,16 @@ from oneflow import nn
 from libai.checkpoint import CheckpointError, TensorGroup, WeightsReport, load_weights, open_weights
 from libai.checkpoint.durable import new_folder
 from libai.checkpoint.reader import read_json
-from libai.checkpoint.tensor_files import TensorSpec, spec_of
+from libai.checkpoint.tensor_files import TensorSpec, spec_of, write_tensors
 from libai.checkpoint.weights import compare_specs
 from libai.config import LazyCall, instantiate, locate
 from libai.hf.families import FAMILIES, family_of
-from libai.hf.families.rules import Match, match
+from libai.hf.families.rules import SAME, TRANSPOSED, Match, match
 from libai.hf.files import (
     CONFIG,
     Pretrained,
+    base_folder,
+    copy_tokenizer,
     has_weights,
     read_config,
     read_folder,
@@ -84,6 +86,7 @@ def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> Weig
     with new_folder(target) as work:
         write_folder(work, ours)
         shutil.copyfile(source.folder / CONFIG, work / CONFIG)
+        copy_tokenizer(source.folder, work)
     return report
 
 
@@ -96,6 +99,9 @@ def export_folder(
 ) -> list[str]:
     """Write libai weights as a new Hugging Face folder `out`, with LoRA adapters merged, and return
     the file names. After an error or an interruption there is no folder `out`.
+
+    The tokenizer and the generation settings are copied from `like`, or from the folder of the
+    weights or of the weights that their run began with.
 
     Args:
         weights: a checkpoint, a run folder, or the output of `import_folder`, as for
@@ -117,6 +123,66 @@ def export_folder(
             _export_like(read_folder(like), tensors, work)
         else:
             _export(_config_of(Path(weights), architecture), tensors, work)
+        is_imported = (Path(weights) / CONFIG).exists()
+        texts = like or (weights if is_imported else base_folder(Path(weights)))
+        if texts is not None:
+            copy_tokenizer(texts, work)
+        return sorted(path.name for path in work.iterdir())
+
+
+def export_adapters(weights: str | Path, out: str | Path, like: str | Path) -> list[str]:
+    """Write the LoRA adapters of a run as a new folder `out` in the layout of PEFT, and return the
+    file names.
+
+    `like`: the Hugging Face folder of their base. Raises `UserError` for what adapters cannot hold:
+    other trained parameters, and layers that are parts of one layer of the base.
+    """
+    target = _check_target(out)
+    source = read_folder(like)
+    tensors = open_weights(weights)
+    lora = _lora_of(tensors, Path(weights))
+    if lora["also_train"]:
+        raise UserError(
+            f"{weights} also trained {', '.join(lora['also_train'])} (train.lora.also_train), "
+            "which adapters do not hold. Export merged weights, without --adapters."
+        )
+    layers = {name: spec for name, spec in tensors.specs.items() if not ADAPTER.search(name)}
+    arrays = {}
+    modules = []
+    is_transposed = False
+    for theirs, found in match(source.family.rules_for(source.config), layers).items():
+        prefix = found.ours[0].removesuffix("weight")
+        if f"{prefix}lora_A.weight" not in tensors:
+            continue
+        if found.form not in (SAME, TRANSPOSED):
+            raise UserError(
+                f"{theirs} of the base holds {', '.join(found.ours)} together, so their adapters "
+                "have no counterpart in PEFT. Export merged weights, without --adapters."
+            )
+        is_transposed = found.form is TRANSPOSED
+        modules.append(source.name_in_file(theirs).removesuffix(".weight"))
+        for letter in "AB":
+            arrays[f"base_model.model.{modules[-1]}.lora_{letter}.weight"] = tensors[
+                f"{prefix}lora_{letter}.weight"
+            ]
+    architecture = source.config["architectures"][0]
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM" if architecture.endswith("ForCausalLM") else None,
+        "base_model_name_or_path": str(like),
+        "r": lora["rank"],
+        "lora_alpha": lora["alpha"] or lora["rank"],
+        "lora_dropout": lora["dropout"],
+        "target_modules": modules,
+        "fan_in_fan_out": is_transposed,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    with new_folder(target) as work:
+        specs = {name: spec_of(array) for name, array in arrays.items()}
+        write_tensors(work / "adapter_model.safetensors", specs, arrays, {"format": "pt"})
+        write_json(work / "adapter_config.json", settings)
+        copy_tokenizer(source.folder, work)
         return sorted(path.name for path in work.iterdir())
 
 
@@ -224,13 +290,7 @@ def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup:
     """Return `tensors`, merged with their LoRA adapters if there are any."""
     if not any(map(ADAPTER.search, tensors)):
         return tensors
-    lora = read_run_config(weights)["train"]["lora"]
-    if not lora["patterns"]:
-        raise UserError(
-            f"{weights} has LoRA adapters, but train.lora of its config.yaml has none, so their "
-            "scale is unknown. Merge them before saving the weights: "
-            "libai.layers.merge_lora(model)."
-        )
+    lora = _lora_of(tensors, weights)
     scale = lora_scale(lora["rank"], lora["alpha"])
 
     def merged(name: str) -> np.ndarray:
@@ -242,6 +302,20 @@ def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup:
 
     specs = {name: spec for name, spec in tensors.specs.items() if not ADAPTER.search(name)}
     return TensorGroup(tensors.origin, specs, merged)
+
+
+def _lora_of(tensors: TensorGroup, weights: Path) -> dict[str, Any]:
+    """Return `train.lora` of the run of `weights`, whose `tensors` must have adapters."""
+    has_adapters = any(map(ADAPTER.search, tensors))
+    lora = read_run_config(weights)["train"]["lora"]
+    if has_adapters and lora["patterns"]:
+        return lora
+    if not has_adapters:
+        raise UserError(f"{weights} has no LoRA adapters. Export it without --adapters.")
+    raise UserError(
+        f"{weights} has LoRA adapters, but train.lora of its config.yaml has none, so their "
+        "scale is unknown. Merge them before saving the weights: libai.layers.merge_lora(model)."
+    )
 
 
 def _config_of(weights: Path, architecture: str | None) -> dict[str, Any]:

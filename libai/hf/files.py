@@ -6,6 +6,7 @@ Nothing in them is executed.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ from libai.utils.errors import UserError
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+#: files of a folder that are copied with its weights: text, templates and generation settings
+_COPIED = re.compile(
+    r"(.*token.*|vocab|merges|generation_config|chat_template|preprocessor_config|spiece)"
+    r"\.(json|txt|jinja|model)"
+)
 SHARD_BYTES = 5_000_000_000
 
 
@@ -115,6 +121,22 @@ def write_like(folder: Path, source: Pretrained, fetch: Callable[[str], np.ndarr
     for name in (CONFIG, INDEX):
         if (source.folder / name).exists():
             shutil.copyfile(source.folder / name, folder / name)
+
+
+def copy_tokenizer(source: str | Path, folder: Path) -> None:
+    """Copy tokenizer, chat template and generation settings of the folder `source`, if it has
+    them.
+    """
+    for path in sorted(Path(source).iterdir()):
+        if path.is_file() and _COPIED.fullmatch(path.name):
+            shutil.copyfile(path, folder / path.name)
+
+
+def base_folder(weights: Path) -> Path | None:
+    """Return the folder of the weights with which the run of `weights` began, or None."""
+    train = read_run_config(weights).get("train", {})
+    path = train.get("load_weight", {}).get("path")
+    return Path(path) if path and Path(path).is_dir() else None
 
 
 def write_folder(folder: Path, tensors: TensorGroup) -> None:

@@ -18,8 +18,8 @@ _SCRIPT = Path(__file__).with_name("reference.py")
 
 
 def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, float]:
-    """Return the largest absolute difference of each output for a batch of two random inputs, in
-    float32.
+    """Return the largest difference of each output for a batch of two random inputs, in float32,
+    relative to the largest value of the output.
 
     `python`: interpreter of an environment with PyTorch and transformers. It does not need OneFlow.
     """
@@ -56,7 +56,7 @@ def compute(folder: str | Path, inputs: dict[str, np.ndarray]) -> dict[str, np.n
 
 
 def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return the largest absolute difference of each common output.
+    """Return the largest difference of each common output, relative to its largest expected value.
 
     Raises `UserError` if there is none.
     """
@@ -66,7 +66,11 @@ def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
             f"libai's model returns {', '.join(found)} but transformers returns "
             f"{', '.join(expected)}: nothing to compare."
         )
-    return {name: float(np.abs(found[name] - expected[name]).max()) for name in sorted(both)}
+    relative = {}
+    for name in sorted(both):
+        largest = np.abs(expected[name]).max() or 1.0
+        relative[name] = float(np.abs(found[name] - expected[name]).max() / largest)
+    return relative
 
 
 def random_inputs(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:

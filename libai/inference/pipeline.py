@@ -78,13 +78,17 @@ class Pipeline:
         if self._tokenizer_path is not None:
             return TextCodec.read(Path(self._tokenizer_path))
         dataset = self._dataset_with("tokenizer")
-        if dataset is None:
+        if dataset is not None:
+            return TextCodec.of_data(dataset.tokenizer)
+        config = self.predictor.config
+        base = Path(config.train.load_weight.path if config else "") / "tokenizer.json"
+        if not base.is_file():
             raise UserError(
-                f"{self._source} has no tokenizer: there is no tokenizer.json next to its "
-                "weights, and no dataset of its config has one. Pass the file: --tokenizer FILE, "
-                "or Pipeline(…, tokenizer=FILE)."
+                f"{self._source} has no tokenizer: there is no tokenizer.json next to the weights "
+                "that it began with, and no dataset of its config has an attribute tokenizer. "
+                "Pass the file: --tokenizer FILE, or Pipeline(…, tokenizer=FILE)."
             )
-        return TextCodec.of_data(dataset.tokenizer)
+        return TextCodec.read(base)
 
     def _dataset_with(self, attribute: str) -> Any:
         """Return the training dataset of a run, or a dataset inside it, that has this attribute;

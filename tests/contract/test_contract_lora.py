@@ -1,11 +1,17 @@
 """`train.lora`: only adapters are trained, saved and loaded."""
 
+import shutil
+
 import numpy as np
 import oneflow as flow
 import pytest
 from contract_runs import make_run, weights
 from refusals import refused
+from safetensors.numpy import load_file
 from toy import Classifier
+
+from libai import checkpoint
+from libai.engine import Run
 
 pytestmark = pytest.mark.e2e
 
@@ -24,6 +30,36 @@ def test_only_adapters_and_chosen_parameters_are_trained(mode, tmp_path):
     trained = {"a.lora_A.weight", "a.lora_B.weight", "b.bias"}
     assert {name for name in before if not np.array_equal(before[name], after[name])} == trained
     assert {name.partition("/")[0] for name in run.trainer.optimizer_state.export()[0]} == trained
+
+
+def test_a_checkpoint_of_adapters_is_completed_from_its_base(mode, tmp_path):
+    """Every reader gets all weights, or an error that names the base."""
+    make_run(tmp_path / "base", mode, *SHORT).train()
+    base = tmp_path / "base" / "checkpoints" / "iter_0000008"
+    tuned = (*LORA, *SHORT, f"train.load_weight={tmp_path / 'base'}")
+    run = make_run(tmp_path / "tuned", mode, *tuned, "train.load_weight.strict=false")
+    run.train()
+    path = run.checkpointer.last_saved
+    stored = load_file(path / "model.safetensors").keys()
+    assert stored == {"a.lora_A.weight", "a.lora_B.weight", "b.bias"}
+    found = checkpoint.load(path).tensors["model"]
+    np.testing.assert_equal(dict(found), weights(run))
+    resumed = make_run(tmp_path / "tuned", mode, *tuned, "train.train_iter=12", resume=True)
+    np.testing.assert_equal(weights(resumed), weights(run))
+    np.testing.assert_equal(weights(Run.load(tmp_path / "tuned")), weights(run))
+    with flow.no_grad():
+        resumed.model.a.weight.data.add_(1)
+    changed = resumed.checkpointer.save("changed")
+    resumed.checkpointer.close()
+    assert load_file(changed / "model.safetensors").keys() == weights(run).keys()
+
+    arrays = load_file(base / "model.safetensors")
+    shutil.rmtree(base)
+    with refused(r"holds only what was trained, and the weights that the run began with cannot"):
+        checkpoint.load(path)
+    checkpoint.save(base.parent, 8, {"model": {**arrays, "a.weight": arrays["a.weight"] + 1}}, {})
+    with refused(r"holds only what was trained, on other weights than .*/iter_0000008 has now"):
+        dict(checkpoint.load(path).tensors["model"])
 
 
 def test_patterns_that_match_nothing_are_refused(mode, tmp_path):

@@ -9,7 +9,8 @@ from libai.utils.screen import say
 
 
 def run(arguments: Sequence[str]) -> int:
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
     say("libai: importing oneflow")
     from libai import hf
 
@@ -20,14 +21,19 @@ def run(arguments: Sequence[str]) -> int:
         )
         return 0
     if options.action == "export":
-        files = hf.export_folder(
-            options.weights, options.out, options.like, options.architecture, options.average
-        )
+        if options.adapters:
+            if options.like is None:
+                parser.error("--adapters needs --like, the Hugging Face folder of their base.")
+            files = hf.export_adapters(options.weights, options.out, options.like)
+        else:
+            files = hf.export_folder(
+                options.weights, options.out, options.like, options.architecture, options.average
+            )
         print(f"wrote {', '.join(files)} into {options.out}")
         return 0
     found = hf.verify(options.folder, options.python)
     for name, difference in found.items():
-        print(f"{name}: largest difference {difference:.2e}")
+        print(f"{name}: largest difference {difference:.2e} of the largest value")
     is_equal = max(found.values()) <= options.tolerance
     print("equal" if is_equal else f"different: more than {options.tolerance:.0e} apart")
     return 0 if is_equal else 1
@@ -45,7 +51,7 @@ def build_parser() -> Parser:
     )
     action.add_argument("out")
     action = actions.add_parser(
-        "export", help="write weights as a Hugging Face folder, with LoRA merged"
+        "export", help="write weights as a Hugging Face folder, with LoRA merged, or adapters alone"
     )
     action.add_argument("weights", help="a run's folder, a checkpoint, or an imported folder")
     action.add_argument("out")
@@ -58,6 +64,11 @@ def build_parser() -> Parser:
         action="store_true",
         help="export the averages of train.ema instead of the latest weights",
     )
+    action.add_argument(
+        "--adapters",
+        action="store_true",
+        help="write only the LoRA adapters, as PEFT does; --like is the folder of their base",
+    )
     action = actions.add_parser("verify", help="compare the outputs of libai and transformers")
     action.add_argument("folder")
     action.add_argument(
@@ -69,6 +80,6 @@ def build_parser() -> Parser:
         "--tolerance",
         type=float,
         default=1e-5,
-        help="largest absolute difference allowed (default 1e-5)",
+        help="largest difference allowed, relative to the largest value (default 1e-5)",
     )
     return parser

@@ -148,6 +148,12 @@ class Checkpointer:
     weights_only: bool = key(
         False, "Save only the weights; such a run cannot be resumed.", needs="enabled"
     )
+    trained_only: bool | None = key(
+        None,
+        "Leave out frozen weights that are as in `train.load_weight`; checkpoints then need these "
+        "weights. null does this with `train.lora`.",
+        needs="enabled",
+    )
     async_save: bool = key(
         True, "Write in the background, from a copy in the host memory of rank 0.", needs="enabled"
     )

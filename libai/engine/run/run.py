@@ -159,7 +159,9 @@ class Run(RunBase):
         if resumed is not None:
             self.resume(resumed, reset)
         elif load_weight.path:
-            self.load_weights(load_weight.path, load_weight.revise_keys, load_weight.strict)
+            path = checkpoint.resolve_weights(load_weight.path)
+            report = self.load_weights(path, load_weight.revise_keys, load_weight.strict)
+            self.checkpointer.begin_from(path, report)
         for line in combinations.warnings(
             config, get_world_size(), self.plan.train_iter, self.start_iter
         ):
@@ -190,6 +192,11 @@ class Run(RunBase):
             max_to_keep=settings.max_to_keep,
             async_save=settings.async_save,
             weights_only=settings.weights_only,
+            trained_only=(
+                bool(self.config.train.lora.patterns)
+                if settings.trained_only is None
+                else settings.trained_only
+            ),
             among=self.folder.owns,
             before_save=self.folder.check,
             links=self.output_dir,
@@ -402,7 +409,9 @@ class Run(RunBase):
         )
         self.start_iter = self.trainer.completed_iters
 
-    def load_weights(self, source: str | Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    def load_weights(
+        self, source: str | Path | Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> checkpoint.WeightsReport:
         """Load only the model's weights from `source`; arguments as in `checkpoint.load_weights`.
 
         Adapters that are not in `source` keep their initial weights.
@@ -410,5 +419,6 @@ class Run(RunBase):
         report = checkpoint.load_weights(
             source, self.model, *args, **{"optional": ADAPTER, **kwargs}
         )
-        origin = source if isinstance(source, str) else "the given tensors"
+        origin = "the given tensors" if isinstance(source, Mapping) else source
         logger.info("loaded weights from %s: %s", origin, report)
+        return report

@@ -290,6 +290,11 @@ def _needs(run: RunConfig, world_size: int) -> dict[str, tuple[object, str]]:
             ": train.evaluation.eval_metric is null. Set it, for example to "
             '"val/loss", or leave eval_mode out.',
         ),
+        "base": (
+            train.load_weight.path,
+            ": train.load_weight.path is empty, so no other file holds the frozen weights. Set it, "
+            "or remove trained_only.",
+        ),
         "schedule": (
             run.lr_scheduler is not None,
             ": lr_scheduler is null, so the learning rate is constant. Set "

@@ -337,6 +337,7 @@ NO_OCCASION = (
     "batch_scope",
 )
 NO_OCCASION += (
+    "trained_only",
     "weight.strict",
     "revise_keys",
     "train.rehearse=0",
@@ -347,7 +348,7 @@ NO_OCCASION += (
 OTHERS = """`train.rehearse=0`, `train.rehearse_every=2`, `train.freeze=[.*bias]`, `train.dist.plan={split:{}}`,
 `train.lora.patterns=[.*] train.lora.rank=2`, `train.lora.patterns=[.*] train.lora.alpha=4`,
 `train.lora.patterns=[.*] train.lora.dropout=0.5`, `train.lora.patterns=[.*] train.lora.also_train=[.*bias]`,
-`train.checkpointer.enabled=false`, `train.checkpointer.async_save=false`, `train.evaluation.enabled=false`,
+`train.checkpointer.enabled=false`, `train.checkpointer.async_save=false`, `train.checkpointer.trained_only=true`, `train.evaluation.enabled=false`,
 `train.dist.batch_scope=rank`, `graph.on_build_error=eager` (graph)"""  # noqa: E501
 SETTINGS = [span for span in [*SPANS, *SPAN.findall(OTHERS)] if SETTING.match(span[0])]
 

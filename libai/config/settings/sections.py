@@ -152,7 +152,7 @@ class Checkpointer:
         None,
         "Leave out frozen weights that are as in `train.load_weight`; checkpoints then need these "
         "weights. null does this with `train.lora`.",
-        needs="enabled",
+        needs="enabled, base",
     )
     async_save: bool = key(
         True, "Write in the background, from a copy in the host memory of rank 0.", needs="enabled"

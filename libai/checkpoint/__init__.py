@@ -20,6 +20,7 @@ from libai.checkpoint.retention import (
     read_best,
     readable_best,
     resolve,
+    resolve_in,
 )
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, save
 from libai.checkpoint.weights import (

@@ -19,6 +19,8 @@ from libai.checkpoint.strict_json import dump_json, parse_json
 MANIFEST = "manifest.json"
 STATE = "trainer.json"
 BEST = "best.json"
+#: file of a run, next to the folder of its checkpoints
+RUN_FILE = "run.json"
 #: key of the state of a checkpoint that holds only what was trained
 BASE = "base"
 FORMAT = {"format": "libai-checkpoint", "format_version": 2}

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from libai.checkpoint.durable import remove_directory, restore_replaced
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason, reading
-from libai.checkpoint.manifest import BEST, iteration_of
+from libai.checkpoint.manifest import BEST, RUN_FILE, iteration_of
 from libai.checkpoint.reader import read_json, refuse_pickled, verify
 from libai.checkpoint.strict_json import dump_json
 from libai.utils.atomic import atomic_write_bytes
+from libai.utils.atomic import read_json as read_run_file
 from libai.utils.logging import warn_once
 
 logger = logging.getLogger("libai.checkpoint")
@@ -149,17 +150,30 @@ def readable_best(root: Path) -> Best | None:
         return None
 
 
+def resolve_in(folder: Path, choice: str | None = None) -> Path:
+    """Return a checkpoint of the run in `folder`: by default the one that the run ended with (see
+    `resolve`), or `choice`, which is "last", "best", a name such as "iter_0000200", or a path.
+    """
+    if choice is None:
+        return resolve(folder)
+    return resolve(choice if "/" in choice else folder / "checkpoints" / choice)
+
+
 def resolve(path: str | Path) -> Path:
     """Return the checkpoint folder that `path` refers to.
 
     `path` is a checkpoint folder, a folder of checkpoints, a run's folder, or the name `last` or
     `best` in one of the latter two. For a folder or `last`, the result is the newest valid
-    checkpoint. Raises `CheckpointError` with the reasons if there is none.
+    checkpoint, but the best one for the folder of a run with `train.load_best_at_end`. Raises
+    `CheckpointError` with the reasons if there is none.
     """
     path = Path(path)
     refuse_pickled(path)
     if (path / "checkpoints").is_dir():
+        takes_best = read_run_file(path / RUN_FILE).get("takes_best")
         path = path / "checkpoints"
+        if takes_best and (taken := readable_best(path)):
+            return taken.path
     if path.name == "best" and not path.exists():
         best = read_best(path.parent)
         if best is None:

@@ -8,6 +8,9 @@ It is started by `libai train` and by `bash tools/train.sh tools/train_net.py CO
 
 from __future__ import annotations
 
+import json
+import logging
+import math
 import os
 import sys
 from pathlib import Path
@@ -20,6 +23,7 @@ from libai.launch.guard import guarded_main
 from libai.launch.rank import keep_output
 from libai.utils.distributed import barrier, get_world_size, is_main_process, prepare_device
 from libai.utils.errors import EXIT_FAILED
+from libai.utils.logging import engine_logger
 from libai.utils.rank_notes import OUTPUT_DIR, own_folder, world_size
 from libai.utils.screen import say
 
@@ -55,6 +59,8 @@ def main(run_class: type[Run] | None = None) -> int:
 
     trains = not (args.dry_run or args.eval_only or args.find_lr)
     config = default_setup(config, args.overrides, trains=trains, quiet=args.quiet)
+    if args.eval_only and args.json:  # the result is the only output
+        engine_logger.setLevel(logging.ERROR)
     output_dir = os.path.abspath(config.train.output_dir)
     if notes is not None and trains and is_main_process():
         Path(notes, OUTPUT_DIR).write_text(output_dir, encoding="utf-8")
@@ -68,7 +74,10 @@ def main(run_class: type[Run] | None = None) -> int:
 
         find_lr_of_run(run, str(args.find_lr))
     elif args.eval_only:
-        run.report_evaluation()
+        metrics = run.report_evaluation()
+        if args.json and is_main_process():
+            finite = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
+            print(json.dumps(finite))
     else:
         if run.train().status == "failed":
             return EXIT_FAILED

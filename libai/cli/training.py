@@ -5,14 +5,17 @@ machine.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from libai.cli import launch
 from libai.launch import external
 from libai.launch.command_line import (
+    EVAL_FLAGS,
     FLAGS,
     LAUNCHER_FLAGS,
     build_parser,
@@ -35,14 +38,23 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """Evaluate once: the newest checkpoint in a run's folder, or the weights in
-    train.load_weight=CHECKPOINT.
+    """Evaluate once: a checkpoint in a run's folder (--checkpoint best|last|NAME|PATH), or the
+    weights in train.load_weight=CHECKPOINT; on the data of the config, or on --input FILE.
     """
     missing = "no run or config is given. Give the output folder of a run, or a config."
     name, processes, words = _parse(arguments, f"eval RUN|{_WORDS}", evaluate.__doc__, missing)
+    choice, words = take_flag("--checkpoint", words)
+    file, words = take_flag("--input", words)
     words.append("--eval-only")
+    if file is not None:
+        words.append(f"dataloader.test={{file: {json.dumps(_loader_of(file))}}}")
     if Path(name).is_dir():
-        return _continue(Path(name), processes, words)
+        return _continue(Path(name), processes, words, choice)
+    if choice is not None:
+        raise UserError(
+            f"--checkpoint {choice} chooses a checkpoint of a run, and {name} is not the folder of "
+            "one. Give the folder, or train.load_weight=CHECKPOINT."
+        )
     return start(name, processes, words)
 
 
@@ -57,8 +69,20 @@ def resume(arguments: Sequence[str]) -> int:
     return _continue(Path(name), processes, words)
 
 
-def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
-    """Start the run in `folder` again from its newest checkpoint."""
+def _loader_of(file: str) -> dict[str, Any]:
+    """Return the section of a loader for the rows of a file, which the run's dataset encodes."""
+    encoded = {
+        "_target_": "libai.data.encode_file",
+        "path": os.path.abspath(file),
+        "dataset": "${dataloader.train.dataset}",
+    }
+    return {"_target_": "libai.data.build_eval_loader", "dataset": encoded}
+
+
+def _continue(
+    folder: Path, processes: str | None, words: Sequence[str], choice: str | None = None
+) -> int:
+    """Start the run in `folder` again from its newest checkpoint, or evaluate that or `choice`."""
     config = config_of_run(folder)
     # an evaluation of given weights does not need the run's checkpoint
     has_weights = "--eval-only" in words and any(
@@ -70,7 +94,15 @@ def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
     from libai.config.overrides import format_override
 
     own_folder = format_override("train.output_dir", str(folder))
-    words = [*([] if has_weights else ["--resume"]), own_folder, *words]
+    if has_weights:
+        resumed = []
+    elif "--eval-only" in words:
+        from libai.checkpoint import resolve_in
+
+        resumed = ["--resume", str(resolve_in(folder, choice))]
+    else:
+        resumed = ["--resume"]
+    words = [*resumed, own_folder, *words]
     return start(str(config), processes, words, default_processes=_processes_of(folder))
 
 
@@ -114,7 +146,7 @@ def _parse(
         )
         # `Parser` keeps the lines of a description
         description = f"{inspect.cleandoc(description or '')}\n\n{textwrap.fill(shipped, 79)}"
-        flags = {**LAUNCHER_FLAGS, **FLAGS}
+        flags = {**LAUNCHER_FLAGS, **(EVAL_FLAGS if usage.startswith("eval") else {}), **FLAGS}
         build_parser(flags, usage=f"libai {usage}", description=description).parse_args(["--help"])
     processes, words = take_flag("--procs", arguments)
     name = take_first_path(words)

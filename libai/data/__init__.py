@@ -15,6 +15,7 @@ from libai.data.loaders import EvalLoader, TrainLoader, build_eval_loader, build
 from libai.data.prepare import build_stdlib_dataset, build_text_dataset
 from libai.data.samples import MaskedTokens, SentenceOrder, SpanCorruption
 from libai.data.sampling import SampleRandom, SampleStream
+from libai.data.tables import encode_file, encode_rows
 from libai.data.tokenizers import BPETokenizer, ByteTokenizer, load_tokenizer
 from libai.data.vision import CifarDataset, DigitsDataset, ImageFolderDataset, MnistDataset
 from libai.data.windows import MegatronDataset, TokenDataset

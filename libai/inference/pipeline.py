@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.config import instantiate
-from libai.engine.run.predictor import Predictor
+from libai.engine.run.predictor import Predictor, dataset_with
 from libai.hf import load_pretrained
 from libai.inference.generation import GenerationOptions, Generator
 from libai.inference.text import TextCodec, TextStream
@@ -29,7 +28,7 @@ class Pipeline:
 
     Args:
         source: the output folder of a run, or a Hugging Face folder.
-        which, overrides, trust: options for a run, see `Predictor.of_run`.
+        checkpoint, overrides, trust: options for a run, see `Predictor.of_run`.
         tokenizer: a tokenizer.json, or its folder (default: the file next to the weights, or of the
             run's data).
 
@@ -41,7 +40,7 @@ class Pipeline:
     def __init__(
         self,
         source: str | Path,
-        which: str = "last",
+        checkpoint: str | None = None,
         overrides: Sequence[str] = (),
         tokenizer: str | Path | None = None,
         *,
@@ -54,7 +53,7 @@ class Pipeline:
             ranks = [("data", 1), ("tensor", get_world_size()), ("pipeline", 1)]
             spread = [f"train.dist.{axis}_parallel_size={size}" for axis, size in ranks]
             self.predictor = Predictor.of_run(
-                self._source, which, [*spread, *overrides], trust=trust
+                self._source, checkpoint, [*spread, *overrides], trust=trust
             )
         elif (self._source / "config.json").is_file():
             self._load_hf(self._source)
@@ -77,7 +76,7 @@ class Pipeline:
         """The tokenizer of the model. Raises `UserError` if there is none."""
         if self._tokenizer_path is not None:
             return TextCodec.read(Path(self._tokenizer_path))
-        dataset = self._dataset_with("tokenizer")
+        dataset = dataset_with(self.predictor.config, "tokenizer")
         if dataset is not None:
             return TextCodec.of_data(dataset.tokenizer)
         config = self.predictor.config
@@ -89,21 +88,6 @@ class Pipeline:
                 "Pass the file: --tokenizer FILE, or Pipeline(…, tokenizer=FILE)."
             )
         return TextCodec.read(base)
-
-    def _dataset_with(self, attribute: str) -> Any:
-        """Return the training dataset of a run, or a dataset inside it, that has this attribute;
-        None without one.
-        """
-        dataloader = self.predictor.config.dataloader if self.predictor.config else {}
-        section = dataloader.get("train")
-        dataset = (
-            instantiate(section.dataset) if section is not None and "dataset" in section else None
-        )
-        while dataset is not None and not hasattr(dataset, attribute):
-            dataset = getattr(
-                dataset, "dataset", None
-            )  # a dataset that another dataset wraps, such as `MaskedTokens`
-        return dataset
 
     @cached_property
     def generator(self) -> Generator:
@@ -198,7 +182,9 @@ class Pipeline:
         if self._names_in_config is not None:
             return {int(number): name for number, name in self._names_in_config.items()}
         try:
-            return dict(enumerate(getattr(self._dataset_with("classes"), "classes", ())))
+            return dict(
+                enumerate(getattr(dataset_with(self.predictor.config, "classes"), "classes", ()))
+            )
         except (UserError, OSError):  # the data no longer exists
             return {}
 
@@ -259,7 +245,7 @@ class Pipeline:
 
         Raises `UserError` if it has no such method.
         """
-        dataset = self._dataset_with("read_image")
+        dataset = dataset_with(self.predictor.config, "read_image")
         if dataset is None:
             raise UserError(
                 f"{self._source} does not define how image files become arrays, because its "

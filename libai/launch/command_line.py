@@ -45,7 +45,7 @@ FLAGS = {
     "--traceback": (
         "if the run fails, show all frames of the traceback, not only the ones in your files"
     ),
-    "--json": "print an error as JSON to stdout",
+    "--json": "print the result of an evaluation, or an error, as JSON to stdout",
     "--quiet": "show only warnings, errors and the result; log.txt gets everything",
     "--trust": "open the config.yaml of a run of another user, which can run any code as you",
     "--reset": "with --resume, parts not to load from the checkpoint: optimizer,schedule,data",
@@ -55,12 +55,19 @@ LAUNCHER_FLAGS = {
     "--procs": "processes on this machine (default 1)",
     "--max-restarts": "restart a failed job up to N times (default 0)",
 }
+#: flags of `libai eval`
+EVAL_FLAGS = {
+    "--checkpoint": "best, last, a name or a path (default: best after train.load_best_at_end)",
+    "--input": "evaluate on this .csv or .jsonl file, which the run's dataset encodes",
+}
 #: flag with a value -> arguments of `add_argument`
 _VALUES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_OPTIONAL_VALUES, {"default": False}),
     "--reset": {"metavar": "PARTS", "default": ""},
     "--procs": {"metavar": "PROCS"},
     "--max-restarts": {"metavar": "N", "nargs": "?", "const": ""},
+    "--checkpoint": {"metavar": "NAME"},
+    "--input": {"metavar": "FILE"},
 }
 
 

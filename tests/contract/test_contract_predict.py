@@ -2,15 +2,56 @@
 23).
 """
 
+import json
+
+import numpy as np
 import pytest
 from contract_runs import dataset, train
 from numpy.testing import assert_allclose
 from refusals import refused
 
 from libai.cli.commands import predict
+from libai.data import InMemoryDataset
 from libai.engine import Run
 
 pytestmark = pytest.mark.e2e
+
+
+class Table(InMemoryDataset):
+    """Training data, and an encoding of rows of a table."""
+
+    def __init__(self):
+        super().__init__(**dataset(44))
+
+    def encode(self, rows):
+        x = [[(row["age"] or 0.0) / 10 + len(row["city"] or "")] * 8 for row in rows]
+        return {"x": np.array(x, "float32"), "y": np.array([row["kind"] for row in rows])}
+
+
+class Closed(Table):
+    encode = property()
+
+
+def test_rows_are_encoded_as_for_training(mode, tmp_path, capsys):
+    """In predict, eval and Python; without `encode`, columns must be arguments on purpose."""
+    own = "dataloader.train.dataset={_target_: test_contract_predict.Table}"
+    best = ("train.evaluation.eval_metric=val/loss", "train.load_best_at_end=true")
+    run = train(tmp_path / "run", mode, own, *best, "optim.lr=1e3")
+    (tmp_path / "in.csv").write_text("id,age,city,kind\n007,5,Rome,1\n8x,,,2\n")
+    rows = [{"age": 5, "city": "Rome", "kind": 1}, {"age": float("nan"), "city": None, "kind": 2}]
+    logits = Run.load(run.output_dir).predict(rows=rows)["logits"].numpy()
+    assert_allclose(run.predict(rows=rows)["logits"].numpy(), logits, rtol=1e-5)
+    assert Run.load(run.output_dir).checkpoint.name == "iter_0000004", "the best, not the last"
+    assert Run.load(run.output_dir, checkpoint="last").checkpoint.name == "iter_0000008"
+    folder, file = str(run.output_dir), str(tmp_path / "in.csv")
+    capsys.readouterr()
+    predict.run([folder, "-i", file, "--keep", "id", "--keep", "kind"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["id"], row["kind"]) for row in found] == [("007", 1), ("8x", 2)]
+    assert_allclose([row["logits"] for row in found], logits, rtol=1e-5)
+    closed = own.replace("Table", "Closed")
+    with refused("trained on Closed, which may change columns .* Add the method `def encode"):
+        predict.run([folder, "-i", file, closed])
 
 
 @pytest.fixture
@@ -68,7 +109,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
             [folder, "-i", "other.jsonl"],
             "the file has the columns z, and the model's forward takes x, y",
         ),
-        ([folder, "-i", "holes.csv"], r"holes.csv, sample 2: x is '', but a number"),
+        ([folder, "-i", "holes.csv"], "holes.csv, sample 2: x is missing. Add the method"),
         (
             [folder, "-i", "narrow.jsonl"],
             "do not match.*--columns NAME=FIRST..LAST, or leave columns out with --drop",

@@ -20,7 +20,7 @@ from test_readme import blocks
 
 from libai import checkpoint
 from libai.config import LazyCall, LazyConfig, defaults, instantiate, target_of, validate
-from libai.data import PadCollate, build_eval_loader, build_train_loader, preprocess
+from libai.data import PadCollate, build_eval_loader, build_train_loader, encode_rows, preprocess
 from libai.engine.run.build import build_optimizer
 from libai.evaluation import Evaluator
 from libai.parallel import ParallelPlan
@@ -35,7 +35,7 @@ COUNTS = {
     "parallelism": 1,
     "launching": 1,
 }
-COUNTS.update(config=2, checkpoints=2, inference=3)
+COUNTS.update(config=2, checkpoints=2, inference=4)
 
 
 def block(page, index=0):
@@ -155,6 +155,9 @@ def test_pretrained(workdir):
     assert all([len(row) for row in made[kind]] == [8, 8] for kind in ("tokens", "drawn", "beams"))
     with_tokenizer("bert", workdir / "all-MiniLM-L6-v2")
     assert run(block("inference", 2))["vectors"].shape == (2, 24)
+    customers = run(block("inference", 3), np=np)["Customers"]()
+    customers.mean, customers.std = 40, 10
+    assert encode_rows(customers, [{"age": 50}, {"age": None}])["x"].tolist() == [[1], [0]]
 
 
 def test_training():

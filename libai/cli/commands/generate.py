@@ -157,8 +157,8 @@ def build_parser() -> Parser:
     add("--batch-size", type=int, default=8, help="prompts per batch (default 8)")
     add(
         "--checkpoint",
-        default="last",
-        help="checkpoint of a run: last, best or a name (default last)",
+        help="best, last, a name such as iter_0000200, or a path (default: best after "
+        "train.load_best_at_end, or else last)",
     )
     add("--tokenizer", metavar="FILE", help="a tokenizer.json, if the source has none")
     parser.add_flag("--json", "print one line of JSON per prompt")

@@ -2,7 +2,8 @@
 test dataset.
 
 A file is .npz (arrays with one row per sample), .jsonl (one object per line) or .csv (a header,
-then numbers, lists or text). Columns are passed by name as arguments of the model's forward. A
+then numbers, lists or text). If the dataset of the run has a method encode(rows), it makes the
+arguments of the model's forward from rows. Otherwise columns are passed by name. A
 column of text is turned into token ids by the model's tokenizer. Columns of numbers with other
 names are stacked to form the one missing argument, or the argument given by --columns
 NAME=FIRST..LAST. Every output of forward with one row per sample is written. With --classify, the
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from libai.data.tables import ENCODE, encode_rows, listed, read_table
 from libai.launch.command_line import Parser
 from libai.utils.errors import UserError
 from libai.utils.screen import say
@@ -34,7 +36,6 @@ if TYPE_CHECKING:  # they import oneflow
 #: column → one entry per sample
 Columns = dict[str, Any]
 _KINDS = (".npz", ".jsonl", ".csv")
-_MAX_NAMES = 6
 _CHOICE = (
     "Choose the columns of an argument with --columns NAME=FIRST..LAST, or leave columns out with "
     "--drop NAME."
@@ -51,22 +52,22 @@ def run(arguments: Sequence[str]) -> int:
     for file in (args.input, args.output):
         if file is not None and file.suffix not in _KINDS:
             raise UserError(f"{file}: unknown kind of file. Use one of {', '.join(_KINDS)}.")
-    columns = None if args.input is None else read_columns(args.input)
+    columns = None if args.input is None else read_input(args.input)
     say("libai: importing oneflow")
 
     from libai.inference import Pipeline
 
     pipeline = Pipeline(args.run, args.checkpoint, args.settings, args.tokenizer, trust=args.trust)
+    beside: Columns = {}
     if columns is None:
         batches = _dataset(pipeline.predictor, args)
     else:
-        kept = _without(args.drop, columns)
-        if not kept:
+        if unknown := [name for name in args.keep if name not in columns]:
             raise UserError(
-                f"--drop leaves no column of {args.input}. Keep the columns that the model takes."
+                f"--keep {unknown[0]}: {args.input} has the columns {listed(list(columns))}."
             )
-        parameters = inspect.signature(pipeline.model.forward).parameters
-        batches = cut(as_arguments(kept, args.columns, parameters), args.batch_size)
+        beside = {name: np.array(columns[name], object) for name in args.keep}
+        batches = cut(_arguments(pipeline, columns, args), args.batch_size)
     given = (_with_tokens(pipeline, _without(args.drop, batch)) for batch in batches)
     try:
         found = pipeline.predict(given, args.only)
@@ -74,13 +75,30 @@ def run(arguments: Sequence[str]) -> int:
         if columns is None:
             raise
         raise UserError(f"{error} {_CHOICE}") from None
-    write_columns(_classes(pipeline, found) if args.classify else found, args.output)
+    outputs = _classes(pipeline, found) if args.classify else found
+    write_columns({**beside, **outputs}, args.output)
     count = len(next(iter(found.values())))
     print(
         f"{count} predictions of {pipeline.predictor.checkpoint} -> {args.output or 'stdout'}",
         file=sys.stderr,
     )
     return 0
+
+
+def _arguments(pipeline: Pipeline, columns: Columns, args: argparse.Namespace) -> Columns:
+    """Return the arguments of forward for the columns of a file."""
+    kept = _without(args.drop, columns)
+    if args.input.suffix != ".npz":
+        if not args.columns and (encoded := _encoded(pipeline, kept)) is not None:
+            return encoded
+        kept = {name: _array(args.input, name, cells) for name, cells in kept.items()}
+    kept = _without(args.keep, kept)
+    if not kept:
+        raise UserError(
+            f"--drop leaves no column of {args.input}. Keep the columns that the model takes."
+        )
+    parameters = inspect.signature(pipeline.model.forward).parameters
+    return as_arguments(kept, args.columns, parameters)
 
 
 def _without(dropped: Sequence[str], columns: Columns) -> Columns:
@@ -122,9 +140,16 @@ def build_parser() -> Parser:
         help="ignore this column, such as labels",
     )
     add(
+        "--keep",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="write this column, such as ids or labels, next to the predictions",
+    )
+    add(
         "--checkpoint",
-        default="last",
-        help="last, best or a name such as iter_0000200 (default last)",
+        help="best, last, a name such as iter_0000200, or a path (default: best after "
+        "train.load_best_at_end, or else last)",
     )
     add("--batch-size", type=int, default=64, help="samples per batch (default 64)")
     add("--only", metavar="KEY", help="write only this output of the model, such as embeddings")
@@ -142,8 +167,8 @@ def build_parser() -> Parser:
 # samples
 
 
-def read_columns(file: Path) -> Columns:
-    """Return the samples in `file`.
+def read_input(file: Path) -> Columns:
+    """Return the columns of `file`: arrays of an .npz, or lists of the cells of a table.
 
     Raises `UserError` if they cannot be read, with the number of a bad sample.
     """
@@ -152,17 +177,17 @@ def read_columns(file: Path) -> Columns:
             # Opened here because np.load does not close a file that is not an archive.
             with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 columns = {name: arrays[name] for name in arrays.files}
+            lengths = {name: len(array) if array.ndim else 0 for name, array in columns.items()}
         else:
-            rows = _read_rows(file)
-            cells = {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
-            columns = {name: _array(file, name, values) for name, values in cells.items()}
-    except UserError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            rows = read_table(file)
+            columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
+            lengths = dict.fromkeys(columns, len(rows))
+    except (OSError, EOFError, zipfile.BadZipFile, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"{file} cannot be read: {getattr(error, 'strerror', None) or error}."
         ) from None
-    lengths = {name: len(values) if values.ndim else 0 for name, values in columns.items()}
     if not columns or 0 in lengths.values():
         raise UserError(f"{file} contains no samples: it needs one row per sample.")
     if min(lengths.values()) < max(lengths.values()):
@@ -172,50 +197,39 @@ def read_columns(file: Path) -> Columns:
     return columns
 
 
-def _read_rows(file: Path) -> list[dict[str, Any]]:
-    """Return the samples of a .csv or .jsonl file.
+def _encoded(pipeline: Pipeline, columns: Columns) -> Columns | None:
+    """Return the arguments of forward as the run's dataset encodes the rows of a table.
 
-    Raises `UserError` for a sample whose names differ from the header's or, in .jsonl, from the
-    first sample's.
+    Returns None if columns are arguments as they are. Raises `UserError` for a dataset class of the
+    user's that does not define how rows are encoded: it may scale or shift them.
     """
-    with open(file, encoding="utf-8", newline="") as stream:
-        if file.suffix == ".csv":
-            reader = csv.DictReader(stream, restkey="")
-            rows = [
-                {name: cell for name, cell in row.items() if cell is not None} for row in reader
-            ]
-            names = list(reader.fieldnames or ())
-        else:
-            rows = []
-            try:
-                rows.extend(json.loads(line) for line in stream if line.strip())
-            except ValueError as error:
-                raise UserError(f"{file}, sample {len(rows) + 1}: not JSON ({error}).") from None
-            names = list(rows[0]) if rows and isinstance(rows[0], dict) else []
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or set(row) != set(names):
-            expected = listed(names) if names else 'an object such as {"x": [1.0, 2.0]}'
-            raise UserError(
-                f"{file}, sample {number}: expected {expected}, found {str(row)[:100]}."
-            )
-    return rows
+    from libai.config.instantiation import target_of
+    from libai.engine.run.predictor import dataset_with
+
+    config = pipeline.predictor.config
+    dataset = dataset_with(config, "encode")
+    if dataset is not None:
+        names = list(columns)
+        return encode_rows(dataset, [dict(zip(names, row)) for row in zip(*columns.values())])
+    kind = target_of(config.dataloader.train.get("dataset")) if config else None
+    if not isinstance(kind, type) or kind.__module__.startswith(("libai.", "builtins")):
+        return None
+    if not (hasattr(kind, "read_image") or hasattr(kind, "tokenizer")):
+        raise UserError(
+            f"the run was trained on {kind.__name__}, which may change columns before the model "
+            f"gets them, and does not define how. {ENCODE} To pass columns as they are: --columns "
+            "NAME=FIRST..LAST."
+        )
+    return None
 
 
 def _array(file: Path, name: str, values: list[Any]) -> np.ndarray:
-    """Return one column as an array of numbers, booleans or text.
-
-    A cell of .csv is text that may contain JSON.
-    """
-    if file.suffix == ".csv":
-        parsed = list(map(_parsed, values))
-        texts = [number for number, value in enumerate(parsed) if isinstance(value, str)]
-        if not texts:
-            values = parsed
-        elif texts[0]:  # the first sample is a number
-            raise UserError(
-                f"{file}, sample {texts[0] + 1}: {name} is {values[texts[0]]!r}, but a number in "
-                "earlier samples."
-            )
+    """Return one column as an array of numbers, booleans or text."""
+    if None in values:
+        present = [value for value in values if value is not None]
+        if not all(isinstance(value, str) for value in present):
+            raise UserError(f"{file}, sample {values.index(None) + 1}: {name} is missing. {ENCODE}")
+        values = [value or "" for value in values]
     if all(isinstance(value, str) for value in values):
         # half of a surrogate pair cannot be encoded, so no tokenizer accepts it
         return np.array([value.encode("utf-8", "replace").decode() for value in values])
@@ -229,13 +243,6 @@ def _array(file: Path, name: str, values: list[Any]) -> np.ndarray:
             "text."
         )
     return array.astype({"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int64))
-
-
-def _parsed(cell: str) -> Any:
-    try:
-        return json.loads(cell)
-    except ValueError:
-        return cell
 
 
 def as_arguments(columns: Columns, choices: Sequence[str], parameters: Any) -> Columns:
@@ -302,19 +309,6 @@ def _side_by_side(name: str, chosen: Sequence[str], columns: Columns) -> np.ndar
             )
     array = np.stack([columns[column] for column in chosen], axis=1)
     return array.astype(np.int64 if name.endswith("ids") else np.float32)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return `names` as text.
-
-    A long list is shortened to the first few, the last one and the total number.
-    """
-    more = len(names) - _MAX_NAMES
-    return (
-        ", ".join(names)
-        if more <= 0
-        else f"{', '.join(names[: _MAX_NAMES - 1])}, … and {names[-1]} ({len(names)})"
-    )
 
 
 def cut(columns: Columns, size: int) -> Iterator[Columns]:

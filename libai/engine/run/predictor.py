@@ -11,8 +11,9 @@ from typing import Any
 
 import oneflow as flow
 
-from libai import checkpoint
-from libai.config import RunConfig, load_config
+from libai.checkpoint import load_weights, resolve_in
+from libai.config import RunConfig, instantiate, load_config
+from libai.data import encode_rows
 from libai.engine.parts import Placed
 from libai.engine.run import build
 from libai.parallel import Mesh, ParallelPlan
@@ -55,15 +56,16 @@ class Predictor:
     def of_run(
         cls,
         folder: str | Path,
-        which: str = "last",
+        checkpoint: str | None = None,
         overrides: Sequence[str] = (),
         *,
         trust: bool = False,
     ) -> Predictor:
         """Return the model of a run with the weights of one of its checkpoints. Collective.
 
-        `folder`: the output folder of the run. `which`: "last" (the newest checkpoint that
-        verifies), "best", or the name of a checkpoint, such as "iter_0000200". `overrides`:
+        `folder`: the output folder of the run. `checkpoint`: "last" (the newest checkpoint that
+        verifies), "best", a name such as "iter_0000200", or a path; by default the best one if the
+        run has `train.load_best_at_end`, or else the last. `overrides`:
         `key=value` settings for the config of the run. `trust`: open a run of another user. Opening
         a run calls what its config names, so it can run any code.
 
@@ -81,20 +83,39 @@ class Predictor:
             ]
         config = load_config(file, overrides, get_world_size(), trust=trust)
         device = default_device(config.train.device)
-        source = checkpoint.resolve(folder / "checkpoints" / which)
+        source = resolve_in(folder, checkpoint)
         seed_everything(config.train.seed or 0)
         model = build.build_model(config)
-        checkpoint.load_weights(source, model)
+        load_weights(source, model)
         if config.train.ema.enabled:
-            checkpoint.load_weights(source, model, group="ema", strict=False)
+            load_weights(source, model, group="ema", strict=False)
         return cls(model, source, build.build_mesh(config, device), config)
 
     def __repr__(self) -> str:
         return f"<Predictor of {self.checkpoint}: {type(self.model).__name__}>"
 
-    def predict(self, batch: Mapping[str, Any]) -> Any:
-        """Return the model's outputs for a batch.
+    def predict(self, batch: Mapping[str, Any] | None = None, *, rows: Any = None) -> Any:
+        """Return the model's outputs for a batch or for rows of a table.
 
-        `batch`: name → array or tensor with one sample per row, as `forward` takes them.
+        `batch`: name → array or tensor with one sample per row, as `forward` takes them. `rows`:
+        dicts, or a DataFrame of pandas, that the run's dataset encodes as it does for training.
         """
-        return self._placed.outputs_of(batch, "the batch to predict", everywhere=True)[1]
+        given = batch_of(self.config, batch, rows)
+        return self._placed.outputs_of(given, "the batch to predict", everywhere=True)[1]
+
+
+def batch_of(config: RunConfig | None, batch: Mapping[str, Any] | None, rows: Any) -> Any:
+    """Return `batch`, or `rows` as the dataset of the config encodes them."""
+    return batch if rows is None else encode_rows(dataset_with(config, "encode"), rows)
+
+
+def dataset_with(config: RunConfig | None, attribute: str) -> Any:
+    """Return the training dataset of a run, or a dataset inside it, that has this attribute; None
+    without one.
+    """
+    section = (config.dataloader.get("train") if config else None) or {}
+    dataset = instantiate(section["dataset"]) if "dataset" in section else None
+    while dataset is not None and not hasattr(dataset, attribute):
+        # a dataset that another dataset wraps, such as `MaskedTokens`
+        dataset = getattr(dataset, "dataset", None)
+    return dataset

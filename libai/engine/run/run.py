@@ -27,7 +27,7 @@ from libai.engine.loop import Interrupted
 from libai.engine.run import build, modes
 from libai.engine.run.base import RunBase
 from libai.engine.run.default_hooks import default_hooks, default_writers
-from libai.engine.run.predictor import Predictor
+from libai.engine.run.predictor import Predictor, batch_of
 from libai.engine.run.report import TrainResult, result_of, start_banner, write_summary
 from libai.engine.run.run_folder import (
     RunFolder,
@@ -125,7 +125,7 @@ class Run(RunBase):
         self.output_dir = Path(train.output_dir)
         # a machine that was started again by itself follows rank 0
         resume, reset = broadcast_object([train.resume if resume is None else resume, list(reset)])
-        self.folder = RunFolder(self.output_dir, resume, reset)
+        self.folder = RunFolder(self.output_dir, resume, reset, train.load_best_at_end)
         resumed = self.folder.checkpoint
         require_same_checkpoint(resumed)
         seed = train.seed
@@ -397,8 +397,9 @@ class Run(RunBase):
     dry_run = dry_run  # `--dry-run`
     load = Predictor.of_run  # `Run.load(folder).predict(batch)`
 
-    def predict(self, batch: Mapping[str, Any]) -> Any:
-        return self.trainer.predict(batch)
+    def predict(self, batch: Mapping[str, Any] | None = None, *, rows: Any = None) -> Any:
+        """Return the model's outputs for a batch or for rows of a table, as `Predictor.predict`."""
+        return self.trainer.predict(batch_of(self.config, batch, rows))
 
     def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:
         """Continue from a checkpoint, by default this run's newest verified one, without the parts

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from libai import checkpoint
 from libai.checkpoint import list_checkpoints
-from libai.checkpoint.manifest import BEST, STATE
+from libai.checkpoint.manifest import BEST, RUN_FILE, STATE
 from libai.engine.checkpointer import RESETTABLE, find_checkpoint
 from libai.engine.run.same_ranks import warn_of_own_folders
 from libai.utils.atomic import atomic_write_text, read_json
@@ -41,7 +41,7 @@ from libai.utils.logging import open_log_files
 
 #: the value of `resume` that continues a run if there is one
 AUTO = "auto"
-RUN_FILE, ENV_FILE = "run.json", "env.json"
+ENV_FILE = "env.json"
 #: returns file name → text, for the files that a run writes at its start
 MakeFiles: TypeAlias = "Callable[[], Mapping[str, str]]"
 PREVIOUS = "previous"
@@ -110,14 +110,18 @@ class RunFolder:
             which then begins a new run. A path names a checkpoint of this run or of another run. In
             the latter case a new run begins with its state.
         reset: parts that are not taken from the checkpoint; they are only checked here.
+        takes_best: whoever opens the run gets its best checkpoint, if there is one.
 
     Attributes: run_id: the id of this run. A run that is continued keeps its id. checkpoint: the
         checkpoint to resume, by default the newest verified one of the run, or None. is_held:
         whether this run may write into the folder.
     """
 
-    def __init__(self, path: Path, resume: bool | str, reset: Collection[str] = ()):
+    def __init__(
+        self, path: Path, resume: bool | str, reset: Collection[str] = (), takes_best: bool = False
+    ):
         self.path = path
+        self._takes_best = takes_best
         self.root = path / "checkpoints"
         if reset and not (resume and set(reset) <= set(RESETTABLE)):
             raise UserError(
@@ -245,7 +249,10 @@ class RunFolder:
             written = [path for pattern in _WRITTEN for path in sorted(self.path.glob(pattern))]
             target = _move_aside(self.path, written, earlier)
             logger.info("moved the earlier run in this folder to %s", target.relative_to(self.path))
-        atomic_write_text(self.path / RUN_FILE, json.dumps({"run_id": self.run_id}) + "\n")
+        atomic_write_text(
+            self.path / RUN_FILE,
+            json.dumps({"run_id": self.run_id, "takes_best": self._takes_best}) + "\n",
+        )
         for name, text in files.items():
             atomic_write_text(self.path / name, text)
 
@@ -306,7 +313,8 @@ def checkpoint_of(given: Path) -> Path:
     `given` is a checkpoint, a folder of checkpoints (`last` and `best` are names in it), or the
     output folder of a run. Raises `UserError` if none is found.
     """
-    path = checkpoint.resolve(given)
+    root = given / "checkpoints"
+    path = checkpoint.resolve(root if root.is_dir() else given)
     if not (path / STATE).is_file():
         raise UserError(
             f"--resume {given} is not a checkpoint of a run: {path} has no {STATE}. To load only "

@@ -66,8 +66,8 @@ def encode_rows(dataset: Any, rows: Any) -> dict[str, np.ndarray]:
     """
     if not hasattr(dataset, "encode"):
         raise DataError(
-            f"rows were given, but {describe(dataset)} does not define how they become arguments "
-            f"of the model. {ENCODE}"
+            "rows were given, but the run's dataset does not define how they become arguments of "
+            f"the model. {ENCODE}"
         )
     if hasattr(rows, "to_dict"):
         rows = rows.to_dict("records")
@@ -97,11 +97,6 @@ def encode_file(path: str, dataset: Any) -> dict[str, np.ndarray]:
 def _present(value: Any) -> Any:
     """Return `value`, or None for a missing one, which pandas marks by NaN."""
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def describe(dataset: Any) -> str:
-    """Return the name of a dataset's class for an error."""
-    return "the run" if dataset is None else f"the run's dataset {type(dataset).__name__}"
 
 
 def listed(names: Sequence[str]) -> str:

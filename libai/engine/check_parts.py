@@ -7,6 +7,7 @@ itself.
 from __future__ import annotations
 
 import inspect
+import math
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,6 +26,8 @@ from libai.engine.hook_base import HookBase
 from libai.parallel import Mesh
 from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
+from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import warn_once
 from libai.utils.sizes import available_bytes, format_bytes
 from libai.utils.tensors import digest_of
 
@@ -265,6 +268,43 @@ def refuse_uncounted_samples(mesh: Mesh, loader: Any, dataset: str) -> None:
             f"the loader of the evaluation dataset {dataset!r} divides the samples among "
             f"{loader.layout.num_data_ranks} ranks, but the mesh has {mesh.data} data-parallel "
             f"ranks, so some samples would not be counted. {_SAME_SAMPLES}"
+        )
+
+
+def describe_bad_input(batch: Any, indices: np.ndarray | None = None) -> str | None:
+    """Return the place of the first value of a batch of arrays that is not finite, or None.
+
+    `indices`: index in the dataset of each sample, if it is known.
+    """
+    for name, array in batch.items() if isinstance(batch, dict) else ():
+        if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+            continue
+        # one pass without a copy, as almost every batch needs no second one
+        with np.errstate(all="ignore"):
+            is_good = math.isfinite(array.sum())
+        if not is_good and not np.isfinite(array).all():
+            place = np.argwhere(~np.isfinite(array))[0].tolist()
+            sample = "" if indices is None else f" (sample {indices[place[0]]} of the dataset)"
+            return f"{name}{place} is {array.item(*place)}{sample}"
+    return None
+
+
+def warn_of_copied_labels(batch: Any) -> None:
+    """Warn if the labels of tokens are these tokens, which a causal model would learn to copy."""
+    found = batch if isinstance(batch, dict) else {}
+    tokens, labels = (np.asarray(found.get(name, ())) for name in ("input_ids", "labels"))
+    if not tokens.size or tokens.shape != labels.shape:
+        return
+    counted = labels >= 0
+    if counted.any() and (tokens == labels)[counted].all():
+        warn_once(
+            logger,
+            "copied labels",
+            "every counted label of the first batch equals the input_ids at its place. Unlike in "
+            "transformers, GPT and Llama of libai do not shift labels: they would learn to copy "
+            "their input, with a perplexity near 1. Pass input_ids[:, :-1] and "
+            "labels=input_ids[:, 1:] (docs/model_and_data.md#labels-of-a-language-model). If "
+            "your own model shifts them itself, all is well.",
         )
 
 

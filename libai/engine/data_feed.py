@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from libai.engine.check_parts import check_part
+from libai.engine.check_parts import check_part, describe_bad_input
 from libai.engine.hook_base import EveryEpoch
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import warn_once
 from libai.utils.seeding import generators_kept
 
 #: batches of this rank, or a function that returns them and is called at the first read
@@ -98,6 +99,19 @@ class DataFeed:
         self.seconds += time.perf_counter() - start
         self.batches = micro_batches
         return micro_batches
+
+    def warn_of_bad_inputs(self, iteration: int) -> None:
+        """Log the first input of `batches`, of an iteration, that is not finite: once per input."""
+        for number, batch in enumerate(self.batches):
+            found = describe_bad_input(batch)
+            if found is not None:
+                if hasattr(self.loader, "indices_before"):
+                    found = describe_bad_input(batch, self.sample_indices()[number])
+                text = (
+                    f"iteration {iteration}: {found}. Unless the model replaces such values, this "
+                    "loss or the next one is not finite: correct the data."
+                )
+                warn_once(logger, str(found).partition("[")[0], text)
 
     def give_back(self, position: Any) -> None:
         """Make the next `take` return the micro-batches of the last one again.

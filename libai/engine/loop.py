@@ -463,6 +463,7 @@ class TrainerBase:
         calls = self.loop.calls_at["before_update"]
         position = self.feed.position() if calls else None
         self.feed.take()
+        self.feed.warn_of_bad_inputs(self.iter + 1)
         try:
             for _, call in calls:  # faster than `call_hooks`
                 call()

@@ -176,7 +176,10 @@ class NonFiniteLoss(FloatingPointError):
                 "initial weights."
             )
         else:
-            advice = "Lower the learning rate, or clip the gradients (train.clip_grad.max_norm)."
+            advice = (
+                "If a warning above names an input, correct the data. Otherwise lower the learning "
+                "rate, or clip the gradients (train.clip_grad.max_norm)."
+            )
         if any(map(math.isnan, losses.values())):
             advice += (
                 " A loss that divides by a count must be 0 if a micro-batch counts nothing: "

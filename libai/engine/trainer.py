@@ -25,6 +25,7 @@ from libai.engine.check_parts import (
     check_metrics,
     check_part,
     check_settings,
+    describe_bad_input,
     refuse_eval_mode,
     refuse_replaced,
     refuse_uncounted_samples,
@@ -493,6 +494,13 @@ class ModelTrainer(TrainerBase):
                 place = f"batch {number} of the evaluation dataset {dataset!r}"
                 is_pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], bool)
                 batch, replicated = item if is_pair else (item, False)
+                if found := describe_bad_input(batch):
+                    text = (
+                        f"{place}: {found}. Metrics of these samples are not finite unless the "
+                        "model replaces such values, and an evaluation with such a metric cannot "
+                        "be the best."
+                    )
+                    warn_once(logger, f"{dataset}: {found}", text)
                 with self.step.eager_forward():
                     batch, outputs = self.parts.outputs_of(
                         batch, place, replicated, is_first=number == 1

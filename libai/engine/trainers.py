@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from libai.engine.check_parts import refuse_wrong_batches
+from libai.engine.check_parts import refuse_wrong_batches, warn_of_copied_labels
 from libai.engine.compiled.step import CompiledStep
 from libai.engine.eager import EagerStep
 from libai.engine.hook_base import HookBase
@@ -80,6 +80,7 @@ class RehearsedTrainer(ModelTrainer):
         micro_batches = self.feed.peek()
         self.feed.items_per_iter = self._count_tokens(micro_batches)
         refuse_wrong_batches(self.mesh, self.feed.loader, micro_batches)
+        warn_of_copied_labels(micro_batches[0])
         iterations, reference = make_reference(self)
         if reference is not None:
             self._use_facts(reference.facts)

@@ -2,15 +2,20 @@
 both modes.
 """
 
+import re
+
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
 from toy import Classifier, batches, make_trainer
 
+from libai.data import build_train_loader
 from libai.engine import NonFiniteLoss
+from libai.engine.check_parts import warn_of_copied_labels
 from libai.engine.hooks import BadLossHook, CallbackHook, EMAHook
 from libai.engine.snapshot import Snapshot
+from libai.evaluation import MeanLossEvaluator
 from libai.scheduler import WarmupCosineLR
 
 
@@ -100,11 +105,41 @@ def test_a_bad_loss_ends_training_with_its_iteration_and_advice(mode):
     assert isinstance(caught.value, FloatingPointError)
     assert str(caught.value) == (
         "iteration 5 is not finite: train/loss=nan. The weights in memory are corrupted; no "
-        "checkpoint contains them. Lower the learning rate, or clip the gradients "
-        "(train.clip_grad.max_norm). A loss that divides by a count must be 0 if a micro-batch "
-        "counts nothing: count.clamp(min=1). train.non_finite=skip skips such updates and names "
-        "the first bad module."
+        "checkpoint contains them. If a warning above names an input, correct the data. Otherwise "
+        "lower the learning rate, or clip the gradients (train.clip_grad.max_norm). A loss that "
+        "divides by a count must be 0 if a micro-batch counts nothing: count.clamp(min=1). "
+        "train.non_finite=skip skips such updates and names the first bad module."
     )
+
+
+@pytest.fixture
+def nothing_warned(monkeypatch):
+    monkeypatch.setattr("libai.utils.logging._warned", set())
+
+
+def test_a_bad_input_is_named_with_its_place(mode, caplog, nothing_warned):
+    """In the iteration that reads it, whatever the policy, and in evaluations."""
+    data = {name: np.concatenate([one[name] for one in batches(8)]) for name in ("x", "y")}
+    data["x"][17, 3] = np.nan
+    trainer = make_trainer(mode, build_train_loader(data, micro_batch_size=8, seed=1), Classifier)
+    with pytest.raises(NonFiniteLoss, match="If a warning above names an input"):
+        trainer.train(0, 8)
+    [text] = [text for text in caplog.messages if "is nan" in text]
+    assert re.match(r"iteration \d: x\[\d, 3\] is nan \(sample 17 of the dataset\)", text)
+    evaluate = make_trainer(mode, None, Classifier).evaluate
+    evaluate(
+        [batches(1)[0], {**batches(1)[0], "x": data["x"][16:24]}], {"loss": MeanLossEvaluator()}
+    )
+    assert "batch 2 of the evaluation dataset 'val': x[1, 3] is nan" in caplog.text
+
+
+def test_labels_that_repeat_the_tokens_are_warned_about(caplog, nothing_warned):
+    tokens = np.arange(16).reshape(2, 8) % 7
+    for labels in (np.where(tokens > 2, tokens, -100), np.roll(tokens, -1, 1)):
+        warn_of_copied_labels({"input_ids": tokens, "labels": labels})
+    assert [text.partition(".")[0] for text in caplog.messages] == [
+        "every counted label of the first batch equals the input_ids at its place"
+    ]
 
 
 def test_a_bad_loss_before_any_update_is_not_blamed_on_the_learning_rate(mode):

@@ -37,7 +37,14 @@ def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tupl
     metric = signed.lstrip("+-")
     of_sign = {"-": "min", "+": "max"}.get(signed[0])
     known = directions_of(evaluators, metric.partition("/")[0])
-    mode = of_sign or evaluation.eval_mode or known.get(metric)
+    asked = of_sign or evaluation.eval_mode
+    mode = asked or known.get(metric)
+    if asked != known.get(metric, asked):
+        raise UserError(
+            f"train.evaluation.eval_metric={signed} would keep the checkpoint with the worst "
+            f"{metric}: its evaluator says that {known[metric]} is better. Leave out the sign and "
+            "eval_mode, or correct the directions of the evaluator."
+        )
     if mode is None:
         raise UserError(
             f"train.evaluation.eval_metric={metric} has no better direction, and none of the "

@@ -34,11 +34,11 @@ from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics
 from libai.launch.stop import STOP, Agreement
 from libai.patches.internals import quick_thread_switches, wait_for_device
 from libai.utils.atomic import is_full_disk
-from libai.utils.distributed import get_rank, get_world_size, is_main_process
+from libai.utils.distributed import get_world_size, is_main_process, require_all_ranks
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
 from libai.utils.logging import setup_logging
-from libai.utils.rank_notes import note_progress, own_state, phase, ranks_ahead
+from libai.utils.rank_notes import note_progress, own_state, phase
 from libai.utils.sizes import check_sizes
 
 #: key of the question that all ranks answer together: has a hook on the main rank requested a stop?
@@ -429,7 +429,7 @@ class TrainerBase:
     def _stop(self, reason: StopTraining) -> None:
         """Set the `status` of a run that a hook has stopped, on all ranks."""
         if not self.loop.agreement.answers and self.completed_iters < self.max_iter:
-            self._require_all_ranks(
+            require_all_ranks(
                 "stopped",
                 own_state().begun + 1,
                 f"is stopped by a hook after iteration {self.completed_iters} ({reason})",
@@ -439,15 +439,6 @@ class TrainerBase:
         self.status = "stopped"
         self.iter = self.completed_iters
         logger.info("training stopped after iteration %d: %s", self.iter, reason)
-
-    def _require_all_ranks(self, field: str, number: int, action: str, remedy: str) -> None:
-        """Raise `UserError` if this rank does something that not all ranks do at this point.
-
-        See `ranks_ahead`. `action` and `remedy`: for the error.
-        """
-        ahead = ranks_ahead(field, number)
-        if ahead:
-            raise UserError(f"rank {get_rank()} {action}, but rank {ahead[0]} continues. {remedy}")
 
     def prepare(self) -> None:
         """Do the setup that needs data, once before the first update. Collective.

@@ -51,7 +51,7 @@ from libai.parallel.batch_statistics import (
     share_batch_statistics,
 )
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
-from libai.utils.distributed import default_device, gather_objects
+from libai.utils.distributed import default_device, gather_objects, require_all_ranks
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
 from libai.utils.logging import warn_once
@@ -476,7 +476,7 @@ class ModelTrainer(TrainerBase):
 
         evaluators = evaluators_of(evaluators, dataset)
         refuse_uncounted_samples(self.mesh, loader, dataset)
-        self._require_all_ranks(
+        require_all_ranks(
             "evaluations",
             own_state().evaluations + 1,
             f"evaluates the dataset {dataset!r} after iteration {self.completed_iters}",

@@ -34,6 +34,7 @@ from libai.patches.global_tensors import (
 from libai.patches.wrapping import wrap_forward
 from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
+from libai.utils.rank_notes import own_state
 from libai.utils.tensors import full_tensor, map_tensors, memory_of, tensors_in
 
 Batch = dict[str, flow.Tensor]
@@ -154,6 +155,7 @@ class GlobalLayout:
         Raises `UserError` on all ranks if the shapes differ.
         """
         tensors = {}
+        own_state().collectives += 1
         for name, tensor in batch.items():
             placement = self._placements[self.sharding.stage_of(name)]
             try:

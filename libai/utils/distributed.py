@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from libai.utils.errors import EXIT_USER_MISTAKE, UserError
-from libai.utils.rank_notes import own_state
+from libai.utils.rank_notes import own_state, ranks_ahead
 
 logger = logging.getLogger("libai.utils")
 
@@ -287,6 +287,16 @@ def _encode(obj: Any) -> bytes:
             f"{type(obj).__name__} is or contains something else: {error}. Send numbers, text, "
             "lists and dicts; use all_reduce for arrays."
         ) from error
+
+
+def require_all_ranks(field: str, number: int, action: str, remedy: str) -> None:
+    """Raise `UserError` if this rank does something that not all ranks do at this point.
+
+    `field`, `number`: see `ranks_ahead`. `action` and `remedy`: for the error.
+    """
+    ahead = ranks_ahead(field, number)
+    if ahead:
+        raise UserError(f"rank {get_rank()} {action}, but rank {ahead[0]} continues. {remedy}")
 
 
 def barrier() -> None:

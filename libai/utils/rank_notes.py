@@ -118,6 +118,7 @@ class RankState(ctypes.Structure):
         ("stopped", ctypes.c_int64),  # 1 + `begun` if a hook has stopped it, else 0
         ("collectives", ctypes.c_int64),  # number of collective operations that it has begun
         ("evaluations", ctypes.c_int64),  # number of evaluations that it has begun
+        ("compiled", ctypes.c_int64),  # `begun` when it last began to compile again
         ("phase", ctypes.c_char * 160),  # current phase
         ("output_start", ctypes.c_int64),  # position in its output file at which this job begins
         ("listens", ctypes.c_int64),  # 1 if it saves and stops on a signal

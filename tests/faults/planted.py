@@ -96,7 +96,7 @@ def watch_signals():
         ARRIVED.append(signum)
         handler(signum, frame)
 
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         handler = signal.getsignal(signum)
         if callable(handler):
             signal.signal(signum, partial(note, handler))
@@ -124,7 +124,13 @@ def corrupt():
     next(Planted.trained.model.parameters()).data.fill_(float("nan"))
 
 
+def change_alone():
+    """Change a setting that is compiled into the graph, on this rank only."""
+    Planted.trained.optimizer.param_groups[0]["weight_decay"] = 0.5
+
+
 ACTS = {
+    "change": change_alone,
     "raise": fail,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "exit": lambda: sys.exit(0),

@@ -172,6 +172,14 @@ def test_a_fault_ends_the_job_with_its_cause_and_the_run_goes_on(strand, layout,
 
 @pytest.mark.launch
 @pytest.mark.slow
+def test_a_rank_that_alone_would_compile_again_is_named_with_the_value(strand):
+    """It would wait for the others, and they for it."""
+    ended = strand(("graph", 2)).strike(Fault("change", "step", 1, 3))
+    assert ended.code == 2 and 'param_groups[0]["weight_decay"], but rank 0' in ended.said, ended
+
+
+@pytest.mark.launch
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_no_rank_behind(strand):
     ended = strand(("graph", 2)).strike(Fault("launcher", "step", 1))
     assert ended.code == -signal.SIGKILL, ended

@@ -37,11 +37,11 @@ from libai.parallel.data_parallel import GradientReduction
 from libai.patches.compiled_graph import Uncompilable, writes_to
 from libai.patches.polling import let_polling_threads_sleep
 from libai.patches.writes import INPUTS
-from libai.utils.distributed import any_rank
+from libai.utils.distributed import any_rank, require_all_ranks
 from libai.utils.errors import GraphBuildError, UserError
 from libai.utils.logging import engine_logger as logger
 from libai.utils.logging import warn_once
-from libai.utils.rank_notes import note_progress, phase
+from libai.utils.rank_notes import note_progress, own_state, phase
 from libai.utils.tensors import clear_gradients
 
 #: name, shape and type of each entry of a batch
@@ -168,10 +168,15 @@ class CompiledStep(PlainStep):
                 self._explain_eager(differences, iteration)
                 return False
             self._refuse_lost_gradients(iteration)
+            require_all_ranks(
+                "compiled",
+                own_state().begun,
+                f"must compile the graph again before iteration {iteration + 1} for {differences}",
+                "Change such a value on all ranks, or use graph.enabled=false.",
+            )
             logger.info(
                 "compiling the graph again before iteration %d: %s", iteration + 1, differences
             )
-            # a rank that does so alone waits for the other ranks
             name = f"compile again for {differences}"
         with phase(name):
             self.drop()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -41,8 +41,9 @@ from libai.forward.inventory import Inventory, copy_of_values
 from libai.forward.python_state import read_later
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.parallel.data_parallel import functions_behind
-from libai.utils.distributed import broadcast_object, gather_objects
+from libai.utils.distributed import broadcast_object, gather_objects, get_world_size
 from libai.utils.errors import UserError, first_line
+from libai.utils.logging import engine_logger as logger
 from libai.utils.seeding import global_generators
 from libai.utils.tensors import local_part, saved_tensor_hooks
 
@@ -141,7 +142,9 @@ def _make(
                 is_last = number == len(iterations) and trainer.mode == "graph"
                 later = inventory_of(trainer, kept.called) if is_last else None
                 iteration = start + number - 1
-                result = _later_update(step, batches, iteration, reference, keep, changing, later)
+                result = _later_update(
+                    trainer, step, batches, iteration, reference, keep, changing, later
+                )
             if result is None:
                 break
             trainer.finish_update()
@@ -276,6 +279,7 @@ def _first_update(
 
 
 def _later_update(
+    trainer: ModelTrainer,
     step: PlainStep,
     batches: list[dict[str, Any]],
     iteration: int,
@@ -296,18 +300,47 @@ def _later_update(
             now = global_generators()
             changing.extend(name for name, state in generators.items() if now[name] != state)
 
-    result = failure = None
+    result = failure = error = None
     generators = global_generators() if before is not None else {}
     forward = keeping_copies(step, keep) if keep else None
     try:
         result = step.update(batches, iteration, forward, look)
     except IndexOutOfRange:
         failure = ""  # a mistake in the data; the run's own update will report it
-    except Exception as error:
-        failure = first_line(error)
-    failures = [text for text in gather_objects(failure) if text is not None]
-    reference.failure = next(filter(None, failures), None)
+    except Exception as raised:
+        error, failure = raised, first_line(raised)
+    failures = {rank: text for rank, text in enumerate(gather_objects(failure)) if text is not None}
+    reference.failure = next(filter(None, failures.values()), None)
+    if reference.failure is not None:
+        _tell_failure(trainer, iteration, reference.failure, failures, error)
     return None if failures else result
+
+
+def _tell_failure(
+    trainer: ModelTrainer,
+    iteration: int,
+    text: str,
+    failures: Mapping[int, str],
+    error: Exception | None,
+) -> None:
+    """Log an error of a rehearsed update, which eager training may not meet again. In graph mode,
+    raise it if other ranks had none: a restart may help, unlike for an error of the program.
+    """
+    ranks = ", ".join(map(str, failures))
+    where = f"iteration {iteration + 1} of the rehearsal failed on rank {ranks}"
+    if trainer.mode == "eager":
+        logger.warning(
+            "%s (%s). It is undone, and training goes on from the first iteration",
+            where,
+            text,
+            exc_info=error,
+        )
+    elif error is not None and len(failures) < get_world_size():
+        raise error
+    elif len(failures) < get_world_size():
+        other = RuntimeError(f"{where}: {text}")
+        other.is_consequence = True  # type: ignore[attr-defined]
+        raise other
 
 
 def _of_all_ranks(

@@ -51,6 +51,9 @@ REPORT_SECONDS = 1.5
 CONSEQUENCE_SECONDS = 1.0
 #: seconds after which a start prints what it is waiting for
 SLOW_SECONDS = 2.0
+#: seconds without progress after which the rank that the others wait for is named, at least this
+#: share of the time limit
+STALL_SECONDS, STALL_SHARE = 10.0, 0.1
 #: phase before the first iteration -> what the start is waiting for
 WAITS = {
     "import": "importing oneflow and the config",
@@ -80,7 +83,7 @@ class Rank:
     was_ended: bool = False
     lost_at: float = 0.0
     _progress: tuple[int, float] = (-1, 0.0)
-    _still_seconds: float = 0.0
+    still_seconds: float = 0.0
 
     def note_loss(self, is_launcher_gone: bool) -> None:
         """Note the time if the process that records the rank's end is gone, and has not."""
@@ -142,6 +145,12 @@ class Rank:
         return self.note.get("time") or self.state.ended_at or self.lost_at
 
     @property
+    def position(self) -> tuple[int, int, int]:
+        """Progress of the rank: updates that are done and begun, and collective operations."""
+        state = self.state
+        return state.iteration, state.begun, state.collectives
+
+    @property
     def phase(self) -> str:
         """Phase in which the rank failed, or its current phase."""
         return self.note.get("phase") or self.state.phase.decode()
@@ -164,9 +173,9 @@ class Rank:
         `seconds`: time since the last call.
         """
         state, progress = self.state, (self.state.beats, self.state.limit)
-        self._still_seconds = self._still_seconds + seconds if progress == self._progress else 0.0
+        self.still_seconds = self.still_seconds + seconds if progress == self._progress else 0.0
         self._progress = progress
-        if not 0 < state.limit <= self._still_seconds or self.has_ended:
+        if not 0 < state.limit <= self.still_seconds or self.has_ended:
             return
         state.hung_seconds = state.limit
         _ask_for_stacks([self])
@@ -286,6 +295,7 @@ class Supervisor:
     _interrupts: Interrupts = field(default_factory=Interrupts)
     _kill_at: float = float("inf")
     _rest: bytes = b""
+    _has_said_stall: bool = False
     _began: float = field(default_factory=time.monotonic)
     _announced: list[str] = field(default_factory=list)
 
@@ -371,6 +381,7 @@ class Supervisor:
             self._pass_stop_on()
             self._filter_stderr(POLL_SECONDS)
             self._announce_wait()
+            self._announce_stall()
             if self.machines is not None and self.machines.look(self.ranks[0].state.iteration):
                 self._end_in(REPORT_SECONDS)
             is_launcher_gone = self.launcher.poll() is not None  # checked before the ranks
@@ -397,6 +408,27 @@ class Supervisor:
         if time.monotonic() - self._began >= SLOW_SECONDS:
             self._announced.append(text)
             self.announce(text)
+
+    def _announce_stall(self) -> None:
+        """Print once which rank the others wait for, if no rank makes progress for a while.
+
+        Ranks are not asked for their stacks: a signal may interrupt what native code waits for.
+        """
+        running = [rank for rank in self.ranks if not rank.has_ended]
+        if self.announce is None or not running or not self.ranks[0].state.iteration:
+            return
+        seconds = min(rank.still_seconds for rank in running)
+        if seconds < max(STALL_SECONDS, STALL_SHARE * self.ranks[0].state.limit):
+            self._has_said_stall = False
+        elif not self._has_said_stall and self.stop_signal is None:
+            self._has_said_stall = True
+            last = min(running, key=lambda rank: rank.position)
+            is_behind = last.position < max(rank.position for rank in running)
+            who = f"rank {last.number}" if is_behind else "all ranks"
+            done = f"after iteration {last.state.iteration}"
+            self.announce(
+                f"waiting for {who} since {seconds:.0f} s, {done}, in the phase {last.phase!r}"
+            )
 
     def _note_end(self, rank: Rank) -> None:
         if (

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from libai.launch.supervisor import Rank, Supervisor
+from libai.utils import rank_notes
 from libai.utils.rank_notes import OUTPUT_DIR, RankState
 
 ABRT, KILL = -signal.SIGABRT, -signal.SIGKILL
@@ -194,3 +195,43 @@ def test_only_a_program_with_a_limit_is_ended(monkeypatch, tmp_path, limit, is_e
     rank.end_if_hung(0.6)
     assert (signal.SIGKILL in killed) == bool(rank.state.hung_seconds) == is_ended
     assert rank.has_failed is is_ended
+
+
+def test_a_rank_that_the_others_wait_for_is_named_once(tmp_path):
+    ranks = [Rank(number, str(tmp_path), RankState(iteration=7, limit=100.0)) for number in (0, 1)]
+    ranks[0].state.collectives = 3
+    ranks[1].state.phase = b"evaluate"
+    said = []
+    supervisor = Supervisor(lambda: None, ranks, said.append)
+    for seconds in (9.0, 12.0, 14.0):
+        ranks[0].still_seconds, ranks[1].still_seconds = seconds + 1, seconds
+        supervisor._announce_stall()
+    assert said == ["waiting for rank 1 since 12 s, after iteration 7, in the phase 'evaluate'"]
+    ranks[0].still_seconds = 0.0
+    supervisor._announce_stall()
+    ranks[0].still_seconds, ranks[1].state.collectives = 11.0, 3
+    supervisor._announce_stall()
+    assert said[1:] == ["waiting for all ranks since 11 s, after iteration 7, in the phase ''"]
+
+
+@pytest.mark.parametrize("slowest, limit", [(0.5, 100.0), (30.0, 600.0)])
+def test_the_limit_of_a_step_follows_the_slowest(monkeypatch, slowest, limit):
+    """Until a few steps are measured, and with the variable, it is fixed. Phases have their own."""
+    now = [0.0]
+    own = type("Own", (), dict(vars(rank_notes._Own)))
+    own.state, own.steps, own.phases = RankState(), {}, ("train",)
+    monkeypatch.setattr(rank_notes, "_Own", own)
+    monkeypatch.setattr(rank_notes.time, "monotonic", lambda: now[0])
+    seen = []
+    for iteration in range(1, 9):
+        now[0] += slowest if iteration == 4 else 0.1
+        rank_notes.note_progress(iteration)
+        seen.append(own.state.limit)
+    assert seen[:5] == [rank_notes.DEFAULT_STEP_SECONDS] * 5 and seen[5:] == [limit] * 3
+    with rank_notes.phase("save"):
+        assert own.state.limit == rank_notes.DEFAULT_STEP_SECONDS
+        now[0] += 90
+    assert own.state.limit == limit
+    monkeypatch.setenv(rank_notes.STEP_LIMIT, "7")
+    with rank_notes.phase("save"):
+        assert own.state.limit == 7

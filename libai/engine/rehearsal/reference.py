@@ -330,7 +330,7 @@ def _tell_failure(
     where = f"iteration {iteration + 1} of the rehearsal failed on rank {ranks}"
     if trainer.mode == "eager":
         logger.warning(
-            "%s (%s). It is undone, and training goes on from the first iteration",
+            "%s (%s). It is undone, and training continues",
             where,
             text,
             exc_info=error,

@@ -45,6 +45,9 @@ from libai.utils.sizes import check_sizes
 _STOP_OF_MAIN = "stop of the main rank"
 #: `on_epoch_end` of a hook directly follows its `after_step`
 _AFTER_STEP = ("after_step", "on_epoch_end")
+#: iterations between two comparisons of the ranks' weights and settings. Evaluations and saves
+#: compare them too, but a run may have none for a long time
+_CHECK_RANKS_PERIOD = 500
 #: seconds that a thread waits for the interpreter's lock before it requests a switch
 SWITCH_SECONDS = 1e-4
 
@@ -407,7 +410,7 @@ class TrainerBase:
                 self.run_step()
                 self.completed_iters = completed  # not in `run_step`, which may be overridden
                 note_progress(completed)
-                if iteration == self.start_iter:
+                if iteration == self.start_iter or completed % _CHECK_RANKS_PERIOD == 0:
                     self._check_ranks()
                 poll()
                 self._run_after_step(is_first_or_last)

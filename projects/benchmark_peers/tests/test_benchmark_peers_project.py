@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import jobs
 import numpy as np
@@ -20,10 +21,14 @@ PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
 
 from export import export  # noqa: E402
+from measure_modules import describe, to_text  # noqa: E402
 from oneflow_loop import OneFlowVariant  # noqa: E402
 from train_case import build  # noqa: E402
+from train_module import initial_weight  # noqa: E402
 
+from libai.benchmark.measure import Measured  # noqa: E402
 from libai.benchmark.protocol import Unavailable  # noqa: E402
+from libai.benchmark.variants import VariantSpec  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
 CONFIG = str(jobs.ROOT / "configs" / "vit_digits.py")
@@ -114,7 +119,7 @@ def test_a_variant_without_its_case_or_package_is_unavailable(case: Path, tmp_pa
 def test_the_programs_need_no_package_of_libai() -> None:
     found = set()
     for path in PROJECT.glob("*.py"):
-        if path.name != "export.py":
+        if path.name not in ("export.py", "measure_modules.py", "module_trainer.py"):
             nodes = list(ast.walk(ast.parse(path.read_text())))
             found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
             found |= {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
@@ -175,3 +180,51 @@ def test_pytorch_and_jax_train_alike(tmp_path: Path) -> None:
     assert result.returncode == 0, result
     for name in libraries:
         assert f"{name} was excluded" not in result.stdout
+
+
+OWN_MODULES = """
+from torch import nn
+
+def batch(rng):
+    return {"x": rng.random((4, 3), "float32")}
+
+MODULES = {"tiny layer": (lambda: nn.Linear(3, 2), batch)}
+"""
+
+
+@pytest.mark.e2e
+def test_a_module_of_a_users_file_is_measured_in_both_modes(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_MODULES)
+    command = [sys.executable, str(PROJECT / "measure_modules.py"), "--modules", "own.py"]
+    command += ["--rounds", "2", "--block-seconds", "0.02", "--check-iterations", "2"]
+    result = jobs.run([*command, "--output", "out"], timeout=280, cwd=str(tmp_path))
+    assert result.returncode == 0, result
+    (row,) = json.loads((tmp_path / "out" / "modules.json").read_text())["modules"]
+    assert row["name"] == "tiny layer" and not row["excluded"]
+    assert {name: len(blocks) for name, blocks in row["blocks"].items()} == {"eager": 2, "graph": 2}
+    assert "| tiny layer |" in result.stdout and "Geometric mean of graph" in result.stdout
+
+
+def test_the_slowest_module_comes_first_with_its_interval() -> None:
+    def row(name: str, *seconds: float) -> dict[str, Any]:
+        everyone = [
+            Measured(VariantSpec(mode, ()), blocks=[second] * 3)
+            for mode, second in zip(("torch", "eager", "graph"), seconds)
+        ]
+        return describe(name, everyone)
+
+    excluded = {"name": "odd", "excluded": {"torch": "no package"}}
+    lines = to_text([row("fast", 4.0, 2.0, 1.0), row("slow", 1.0, 3.0, 2.0), excluded], "torch")
+    assert lines.splitlines()[2:4] == [
+        "| slow | 1e+03 | 3 ±0.0% | 2 ±0.0% |",
+        "| fast | 4e+03 | 0.5 ±0.0% | 0.25 ±0.0% |",
+    ]
+    assert "Geometric mean of the better mode: 0.71." in lines
+    assert "odd: torch was excluded: no package" in lines
+
+
+def test_both_frameworks_start_with_the_same_weights() -> None:
+    assert initial_weight("norm.weight", (8,)) is None
+    one, again = (initial_weight("linear.weight", (3, 4)) for _ in range(2))
+    assert one is not None and np.array_equal(one, again) and one.dtype == np.float32
+    assert not np.array_equal(one, initial_weight("other.weight", (3, 4)))

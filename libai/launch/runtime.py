@@ -24,7 +24,7 @@ from libai.launch.requirements import (
     explain_import_error,
     explain_versions,
 )
-from libai.native import kernels, layer_norm
+from libai.native import kernels, layer_norm, linear
 from libai.patches import openblas
 from libai.patches.table import explain_other_version, is_on
 from libai.patches.wrong_values import repair_values
@@ -216,6 +216,8 @@ def _apply_patches() -> None:
         kernels.use_kernels()
         if is_on("recurrent"):
             kernels.use_recurrent_operations()
+        if is_on("linear") and kernels.use_linear_operation():
+            linear.use_operation()
     if kernels.are_kernels_on() and is_on("layer-norm"):
         layer_norm.use_operation()
     if is_on("contiguous-copies"):

@@ -54,6 +54,7 @@ _UNITS = {
     "kernels": ("kernels.cpp", (*_COMMON, *_KERNELS)),
     "second_order": ("second_order.cpp", (*_COMMON, *_KERNELS)),
     "recurrent": ("recurrent.cpp", (*_COMMON, *_KERNELS)),
+    "linear": ("linear.cpp", (*_COMMON, *_KERNELS)),
     "memory_plan": ("memory_plan.cpp", (*_COMMON, *_KERNELS)),
     "contiguous": ("contiguous.cpp", (*_COMMON, *_KERNELS)),
     "products": ("products.cpp", (*_COMMON, "-O2")),

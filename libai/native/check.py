@@ -35,7 +35,7 @@ OPERATIONS = (
     ),
     *("broadcast_div", "to_contiguous", "conv_filter_grad", "max_pool_2d_grad", "bias_add"),
     *("multi_reduce_sum_pow_abs", "adam_update", "lamb_update"),
-    *("libai_recurrent", "libai_recurrent_grad"),
+    *("fused_matmul_bias", "libai_recurrent", "libai_recurrent_grad"),
 )
 
 
@@ -47,6 +47,7 @@ def main() -> None:
 
     library = Library(Path(sys.argv[1]))
     library.use_recurrent_operations()
+    library.use_linear_operation()
     problems = [
         f"{level}: {text}"
         for level in LEVELS
@@ -98,6 +99,7 @@ def _results(dtype: Any) -> dict[str, np.ndarray]:
         hidden = flow._C.layer_norm(hidden, begin_norm_axis=1, begin_params_axis=1, epsilon=1e-5)
     else:  # OneFlow has no such operation on CPU
         hidden = functional.layer_norm(hidden, (36,))
+    hidden = flow._C.fused_matmul_bias(hidden, numbers[:5, :36], numbers[5, :5])
     hidden = hidden / (hidden[:, :1] + 9.0) + hidden[[5, 4, 3, 2, 1, 0]]
     turned = flow.log_softmax(hidden.transpose(0, 1).contiguous(), -1)
     value = flow.softmax(hidden, -1).sum(1) * numbers[:, 0] + (turned * numbers[:, 1]).sum(0)

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ OWN_KERNEL_MAKER = "_ZN7oneflow15ConstructKernelERKNS_10KernelConfEPNS_13KernelC
 OWN_TASK_ADDER = "_ZN7oneflow6Thread7AddTaskERKNS_9TaskProtoE"
 #: OneFlow's `functional::ToContiguous`
 OWN_COPY = "_ZN7oneflow3one10functional12ToContiguousERKSt10shared_ptrINS0_6TensorEE"
-
+#: OneFlow's `functional::FusedMatmulBias`
+OWN_LINEAR = "_ZN7oneflow3one10functional15FusedMatmulBiasERKSt10shared_ptrINS0_6TensorEES6_S6_RKNS_8OptionalIS3_EE"  # noqa: E501
 #: OneFlow's functions of recurrent networks on padded sequences, in the order of the kinds in
 #: src/recurrent.cpp
 OWN_RECURRENT = tuple(
@@ -133,26 +135,31 @@ class Library:
 
         Call it once per process. Raises `Unavailable` if this is not possible.
         """
-        import oneflow as flow
-
-        caller = ctypes.CDLL(flow._oneflow_internal.__file__, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        function = self._library.libai_recurrent
-        function.restype = ctypes.c_void_p
+        caller = _python_functions()
         for kind, own in enumerate(OWN_RECURRENT):
-            slot = find_slot(caller, own)
-            slot.value = function(kind, ctypes.c_void_p(address_of(caller, own)))
+            self.replace(own, "libai_recurrent", kind, caller=caller)
 
-    def replace(self, own: str, name: str) -> None:
-        """Replace OneFlow's function `own` with the function whose address our function `name`
-        returns.
+    def use_linear_operation(self) -> None:
+        """Make `flow._C.fused_matmul_bias` one operation on CPU (src/linear.cpp).
 
         Call it once per process. Raises `Unavailable` if this is not possible.
         """
-        oneflow = open_oneflow()
+        self.replace(OWN_LINEAR, "libai_linear", caller=_python_functions())
+
+    def replace(
+        self, own: str, name: str, *arguments: int, caller: ctypes.CDLL | None = None
+    ) -> None:
+        """Replace OneFlow's function `own` with the function whose address our function `name`
+        returns. It gets `arguments` and the address of `own`.
+
+        `caller`: the library whose calls are replaced (default: liboneflow).
+        Call it once per process. Raises `Unavailable` if this is not possible.
+        """
+        oneflow = caller or open_oneflow()
         slot = find_slot(oneflow, own)
         replacement = getattr(self._library, name)
         replacement.restype = ctypes.c_void_p
-        slot.value = replacement(ctypes.c_void_p(address_of(oneflow, own)))
+        slot.value = replacement(*arguments, ctypes.c_void_p(address_of(oneflow, own)))
 
     def calls(self) -> dict[str, int]:
         """Return how often the library has computed each operation, for tests."""
@@ -161,6 +168,13 @@ class Library:
             library.libai_native_op(i).decode(): library.libai_native_calls(i)
             for i in range(library.libai_native_count())
         }
+
+
+def _python_functions() -> ctypes.CDLL:
+    """Return OneFlow's library of functions for Python."""
+    import oneflow as flow
+
+    return ctypes.CDLL(flow._oneflow_internal.__file__, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
 
 
 _library = None
@@ -243,9 +257,7 @@ def copy_without_nodes() -> None:
     """Make contiguous copies without a node in the autograd graph, if our library is loaded and
     OneFlow allows it.
     """
-    if _library is not None:
-        with contextlib.suppress(Unavailable):
-            _library.copy_without_nodes()
+    _is_done(Library.copy_without_nodes)
 
 
 def kernels_in_use() -> str:
@@ -266,9 +278,21 @@ def use_recurrent_operations() -> bool:
     """Compute recurrent networks in one operation. Return whether there is a library for it, and
     OneFlow allows it.
     """
+    return _is_done(Library.use_recurrent_operations)
+
+
+@functools.cache
+def use_linear_operation() -> bool:
+    """Compute linear layers in one operation. Return whether there is a library for it, and
+    OneFlow allows it.
+    """
+    return _is_done(Library.use_linear_operation)
+
+
+def _is_done(change: Callable[[Library], None]) -> bool:
     with contextlib.suppress(Unavailable):
         if _library is not None:
-            _library.use_recurrent_operations()
+            change(_library)
             return True
     return False
 

@@ -21,6 +21,7 @@ OPTIONAL = (
     "threads",
     "kernels",
     "layer-norm",
+    "linear",
     "recurrent",
     "dropout-mask",
     "eager-updates",

@@ -217,6 +217,7 @@ CASES = [
     ("batch_matmul", matmul("b"), (2, 3, 33, 32), (2, 3, 40, 32)),
     ("broadcast_matmul", matmul(), (2, 1, 50, 60), (3, 60, 12)),
     ("broadcast_matmul broadcast_matmul_grad_b", matmul("b"), (5, 40, 48), (96, 48)),
+    ("fused_matmul_bias broadcast_matmul_grad_b", F.linear, (5, 40, 48), (96, 48), (96,)),
     (_POOL, nn.AvgPool2d(3, 2, 1, count_include_pad=False), _IMAGE),
     *((_ADAPTIVE, nn.AdaptiveAvgPool2d(size), _IMAGE) for size in ((1, 1), (12, 4))),
     *(("reduce_sum", reduced("sum", axes), (5, 7, 9)) for axes in ((0,), (-1,), (0, 2))),

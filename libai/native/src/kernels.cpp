@@ -40,7 +40,7 @@ bool HasAvx512() {
 
 }  // namespace
 
-bool AreRecurrentKernelsOn() { return g_is_enabled && g_sgemm != nullptr; }
+bool AreProductsOn() { return g_is_enabled && g_sgemm != nullptr; }
 
 }  // namespace libai
 

@@ -1,43 +1,9 @@
 // The operations libai_recurrent and libai_recurrent_grad, which compute whole sequences of an LSTM, GRU or plain recurrent network,
 // and the functions of OneFlow that call them. OneFlow's own functions compose each time step from about ten operations.
-//
-// As in second_order.cpp, OneFlow's declarations must not be hidden.
-#pragma GCC visibility push(default)
-#include "oneflow/core/common/scalar.h"
-#include "oneflow/core/framework/device.h"
-#include "oneflow/core/framework/op_builder.h"
-#include "oneflow/core/framework/op_expr.h"
-#include "oneflow/core/framework/op_expr_grad_function.h"
-#include "oneflow/core/framework/op_interpreter.h"
-#include "oneflow/core/framework/user_op_registry_manager.h"
-#include "oneflow/core/framework/infer_util.h"
-#include "oneflow/core/framework/sbp_context.h"
-
-namespace oneflow {
-namespace one {
-// From op_interpreter_util.h, which includes headers that the wheel lacks.
-class OpInterpUtil {
- public:
-  template<typename T>
-  static Maybe<T> Dispatch(const OpExpr& op_expr, const TensorTuple& inputs, const OpExprInterpContext& ctx);
-};
-namespace functional {
-using T = std::shared_ptr<Tensor>;
-Maybe<Tensor> Transpose(const T& input, const std::vector<int32_t>& perm);
-Maybe<Tensor> ToContiguous(const T& input);
-Maybe<Tensor> OnesLike(const T& x);
-Maybe<Tensor> ZerosLike(const T& x);
-}  // namespace functional
-}  // namespace one
-}  // namespace oneflow
-#pragma GCC visibility pop
+#include "dispatch.h"
 
 #include <map>
 #include <mutex>
-
-namespace libai {
-bool AreRecurrentKernelsOn();
-}
 
 namespace {
 
@@ -47,6 +13,7 @@ namespace F = oneflow::one::functional;
 using F::T;
 using user_op::InferContext;
 using user_op::SbpContext;
+using libai::IsFloatOnCpu;
 
 constexpr char kForward[] = "libai_recurrent", kBackward[] = "libai_recurrent_grad";
 
@@ -227,16 +194,11 @@ using TwoStates = Maybe<TensorTuple> (*)(const T&, const TensorTuple&, const Ten
 OneState g_own[4];
 TwoStates g_own_lstm;
 
-bool IsFloatOnCpu(const T& x) {
-  if (x->dtype()->data_type() != DataType::kFloat) return false;
-  return x->is_local() ? CHECK_JUST(x->device())->type() == "cpu" : CHECK_JUST(x->parallel_desc())->device_type() == DeviceType::kCPU;
-}
-
 // Returns true if the operation can compute this network. Anything else, including wrong shapes, is left to OneFlow. One more
 // tensor than there are weights is a mask (batch, layers - 1, steps, width) that multiplies the inputs of all layers but the first.
 bool Fits(int kind, const T& x, const TensorTuple& states, const TensorTuple& weights, bool has_bias, int32_t layers, float dropout,
           bool is_training, bool is_bidirectional, bool is_batch_first) {
-  if (!libai::AreRecurrentKernelsOn() || (is_training && dropout > 0.0f && layers > 1)) return false;
+  if (!libai::AreProductsOn() || (is_training && dropout > 0.0f && layers > 1)) return false;
   const int64_t directions = is_bidirectional ? 2 : 1;
   const size_t num_weights = layers * directions * (has_bias ? 4 : 2);
   const bool has_mask = weights.size() == num_weights + 1;

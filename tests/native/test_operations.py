@@ -126,6 +126,17 @@ CURVES = {
         lambda x: SCALE * np.where(x > 0, 1, SELU * exp(x)),
     ),
     "mish": (F.mish, lambda x: x * np.tanh(np.logaddexp(0, x)), mish_slope),
+    "log_sigmoid": (F.logsigmoid, lambda x: -np.logaddexp(0, -x), lambda x: sigmoid(-x)),
+    "hardswish": (
+        F.hardswish,
+        lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+        lambda x: np.where(x <= -3, 0, np.where(x >= 3, 1, x / 3 + 0.5)),
+    ),
+    "hardsigmoid": (
+        F.hardsigmoid,
+        lambda x: np.clip(x / 6 + 0.5, 0, 1),
+        lambda x: np.where(abs(x) < 3, 1 / 6, 0),
+    ),
 }
 
 _POOL, _IMAGE = "avg_pool_2d avg_pool_2d_grad", (2, 3, 9, 8)
@@ -218,6 +229,18 @@ CASES = [
     ("broadcast_matmul", matmul(), (2, 1, 50, 60), (3, 60, 12)),
     ("broadcast_matmul broadcast_matmul_grad_b", matmul("b"), (5, 40, 48), (96, 48)),
     ("fused_matmul_bias broadcast_matmul_grad_b", F.linear, (5, 40, 48), (96, 48), (96,)),
+    ("pad", lambda x: F.pad(x, (1, 2, 3, 4), value=1.5), _IMAGE),
+    ("pad", lambda x: F.pad(x, (-1, 2, -3, 0)), _IMAGE),
+    ("slice_grad", lambda x: x[:, 1:3, ::2, 5:] * 2, _IMAGE),
+    ("flip", lambda x: flow.flip(x, (1, -1)), _IMAGE),
+    ("roll", lambda x: x.roll((3, -20), (1, -1)), _IMAGE),
+    ("roll", lambda x: x.roll(5), _IMAGE),
+    *(
+        ("concat split_like", lambda x, y, axis=axis: flow.cat([x, y, x], axis), _IMAGE, _IMAGE)
+        for axis in (0, 1, -1)
+    ),
+    # the first and the last axis change places
+    ("to_contiguous", lambda x: x.permute(0, 3, 2, 1) * 2, (2, 21, 5, 18)),
     (_POOL, nn.AvgPool2d(3, 2, 1, count_include_pad=False), _IMAGE),
     *((_ADAPTIVE, nn.AdaptiveAvgPool2d(size), _IMAGE) for size in ((1, 1), (12, 4))),
     *(("reduce_sum", reduced("sum", axes), (5, 7, 9)) for axes in ((0,), (-1,), (0, 2))),

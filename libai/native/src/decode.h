@@ -124,7 +124,7 @@ class Decoding {
     if (s_.activation == 3) {
       for (int64_t i = 0; i < count; ++i) x[i] = std::max(x[i], 0.0f);
     } else {
-      (s_.activation == 0 ? g_maths->Silu : s_.activation == 1 ? g_maths->Gelu : g_maths->FastGelu)(x, x, count);
+      (s_.activation == 0 ? g_maths->Silu : s_.activation == 1 ? g_maths->Gelu : g_maths->FastGelu)(x, x, count, 0.0f, 0.0f);
     }
   }
   // y = weight x + bias for each row of x

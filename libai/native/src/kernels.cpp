@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 
+#include "axis_kernels.h"
 #include "channel_kernels.h"
 #include "depthwise_kernels.h"
 #include "decode.h"
@@ -21,6 +22,7 @@ namespace {
 __attribute__((constructor)) void RegisterAll() {
   g_maths = &kMathsSse2;
   RegisterPointwise();
+  RegisterAxes();
   RegisterRows();
   RegisterShapes();
   RegisterUpdates();

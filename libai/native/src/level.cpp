@@ -24,6 +24,6 @@ namespace {
 #define LIBAI_NAME(name) &name,
 #define LIBAI_CURVE_NAMES(name) &name, &name##Grad,
 #define LIBAI_ENTRY(result, name, args) &name,
-extern const Maths LIBAI_LEVEL = {LIBAI_UNARY(LIBAI_NAME) LIBAI_UNARY_GRAD(LIBAI_NAME) LIBAI_CURVE(LIBAI_CURVE_NAMES)
-                                      LIBAI_BINARY(LIBAI_NAME) LIBAI_COMPARISON(LIBAI_NAME) LIBAI_MATHS(LIBAI_ENTRY)};
+extern const Maths LIBAI_LEVEL = {LIBAI_CURVE(LIBAI_CURVE_NAMES) LIBAI_BINARY(LIBAI_NAME)
+                                      LIBAI_COMPARISON(LIBAI_NAME) LIBAI_MATHS(LIBAI_ENTRY)};
 }  // namespace libai

@@ -47,22 +47,15 @@ struct ProductRun {
   int64_t a_row, a_term, b_row, b_column, c_row, rows, first_term, terms, block_terms, width;
 };
 
-#define LIBAI_UNARY(X) \
-  X(Gelu) X(FastGelu) X(QuickGelu) X(Silu) X(TanhAll) X(ExpAll) X(ErfAll) X(SqrtAll) X(Rsqrt) \
-  X(Square) X(Cube) X(SigmoidAll)
-#define LIBAI_UNARY_GRAD(X) \
-  X(GeluGrad) X(FastGeluGrad) X(QuickGeluGrad) X(SiluGrad) X(TanhGrad) X(ExpGrad) X(ErfGrad) X(SqrtGrad) \
-  X(RsqrtGrad) X(SquareGrad) X(CubeGrad) \
-  X(SigmoidGrad)
-#define LIBAI_CURVE(X) X(Softplus) X(Elu) X(Celu) X(Selu) X(Mish)
+#define LIBAI_CURVE(X) \
+  X(Gelu) X(FastGelu) X(QuickGelu) X(Silu) X(SigmoidAll) X(TanhAll) X(ExpAll) X(ErfAll) X(SqrtAll) X(Rsqrt) X(Square) X(Cube) \
+  X(Softplus) X(Elu) X(Celu) X(Selu) X(Mish) X(LeakyRelu) X(LogSigmoid) X(Hardswish) X(Hardsigmoid)
 #define LIBAI_BINARY(X) X(AddLine) X(SubLine) X(MulLine) X(DivLine)
 #define LIBAI_COMPARISON(X) \
   X(EqualLine) X(NotEqualLine) X(LessLine) X(LessEqualLine) X(GreaterLine) X(GreaterEqualLine)
 
 // Rows are contiguous and have `d` numbers. The definition of a function states which pointers may be null.
 #define LIBAI_MATHS(X)                                                                                          \
-  X(void, LeakyRelu, (const float* x, float* y, int64_t n, float alpha))                                        \
-  X(void, LeakyReluGrad, (const float* x, const float* dy, float* dx, int64_t n, float alpha))                  \
   X(void, Where, (const bool* condition, int c_step, const float* x, int x_step, const float* y, int y_step,    \
                   float* z, int64_t n))                                                                         \
   X(void, MaskedFill, (const bool* mask, const float* x, float value, float* y, int64_t n))                     \
@@ -119,23 +112,18 @@ struct ProductRun {
   X(void, CopyRows, (const float* x, int64_t x_step, float* y, int64_t rows, int64_t d))                        \
   X(void, Transpose, (const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows, int64_t cols))
 
-using Unary = void (*)(const float* x, float* y, int64_t n);
-using UnaryGrad = void (*)(const float* x, const float* dy, float* dx, int64_t n);
-// A step is 1, or 0 to repeat the first number.
+// y = f(x) and dx = dy f'(x), with up to two parameters.
 using Curve = void (*)(const float* x, float* y, int64_t n, float a, float b);
 using CurveGrad = void (*)(const float* x, const float* dy, float* dx, int64_t n, float a, float b);
+// A step is 1, or 0 to repeat the first number.
 using Binary = void (*)(const float* x, int x_step, const float* y, int y_step, float* z, int64_t n);
 using Comparison = void (*)(const float* x, int x_step, const float* y, int y_step, bool* z, int64_t n);
 
 struct Maths {
-#define LIBAI_UNARY_MEMBER(name) Unary name;
-#define LIBAI_UNARY_GRAD_MEMBER(name) UnaryGrad name;
 #define LIBAI_CURVE_MEMBER(name) Curve name; CurveGrad name##Grad;
 #define LIBAI_BINARY_MEMBER(name) Binary name;
 #define LIBAI_COMPARISON_MEMBER(name) Comparison name;
 #define LIBAI_MEMBER(result, name, args) result(*name) args;
-  LIBAI_UNARY(LIBAI_UNARY_MEMBER)
-  LIBAI_UNARY_GRAD(LIBAI_UNARY_GRAD_MEMBER)
   LIBAI_CURVE(LIBAI_CURVE_MEMBER)
   LIBAI_BINARY(LIBAI_BINARY_MEMBER)
   LIBAI_COMPARISON(LIBAI_COMPARISON_MEMBER)

@@ -1,41 +1,17 @@
 // Element-wise loops. An output may have the same memory as an input. Included by level.cpp only.
 
-void Gelu(const float* x, float* y, int64_t n) {
-  SIMD for (int64_t i = 0; i < n; ++i) {
-    const float v = x[i], distance = Abs(v), a = distance < 13.0f ? distance : 13.0f;
-    const float e = distance < 13.0f ? Bell(a) : 0.0f;  // beyond 13, the tail is smaller than every normal number
-    const float tail = e * ScaledTail(a);
-    y[i] = v * (v > 0.0f ? 1.0f - tail : tail);
-  }
+INLINE float GeluOf(float v) {
+  const float distance = Abs(v), a = distance < 13.0f ? distance : 13.0f;
+  const float e = distance < 13.0f ? Bell(a) : 0.0f;  // beyond 13, the tail is smaller than every normal number
+  const float tail = e * ScaledTail(a);
+  return v * (v > 0.0f ? 1.0f - tail : tail);
 }
-
-void GeluGrad(const float* x, const float* dy, float* dx, int64_t n) {
-  SIMD for (int64_t i = 0; i < n; ++i) {
-    float v = x[i];
-    v = v > 13.0f ? 13.0f : v;  // beyond +-13 the derivative is 1 or 0, and the formula fails for inf
-    v = v < -13.0f ? -13.0f : v;
-    const float a = Abs(v), e = Bell(a), tail = e * ScaledTail(a);
-    const float phi = v > 0.0f ? 1.0f - tail : tail;
-    dx[i] = dy[i] * Fma(v, e * 0.3989422804014327f, phi);
-  }
+INLINE float GeluDerivative(float v) {
+  v = v > 13.0f ? 13.0f : v;  // beyond +-13 the derivative is 1 or 0, and the formula fails for inf
+  v = v < -13.0f ? -13.0f : v;
+  const float a = Abs(v), e = Bell(a), tail = e * ScaledTail(a);
+  return Fma(v, e * 0.3989422804014327f, v > 0.0f ? 1.0f - tail : tail);
 }
-
-// y = f(x); EXPRESSION reads x as v
-#define UNARY(NAME, EXPRESSION)                             \
-  void NAME(const float* x, float* y, int64_t n) {          \
-    SIMD for (int64_t i = 0; i < n; ++i) {                  \
-      const float v = x[i];                                 \
-      y[i] = (EXPRESSION);                                  \
-    }                                                       \
-  }
-// dx = dy f'(x); EXPRESSION reads x as v and dy as g
-#define UNARY_GRAD(NAME, EXPRESSION)                                      \
-  void NAME(const float* x, const float* dy, float* dx, int64_t n) {      \
-    SIMD for (int64_t i = 0; i < n; ++i) {                                \
-      const float v = x[i], g = dy[i];                                    \
-      dx[i] = (EXPRESSION);                                               \
-    }                                                                     \
-  }
 
 // x sigmoid(2 z) = x (1 + tanh(z)) / 2 with z = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks & Gimpel 2016)
 constexpr float kTanhLinear = 1.5957691216057308f, kTanhCubic = 0.07135481282f;
@@ -50,31 +26,6 @@ INLINE float SiluDerivative(float v, float k) {
   v = v < -120.0f ? -120.0f : v;
   return GateDerivative(v, k * v, k);
 }
-
-UNARY(FastGelu, v * Sigmoid(TanhArgument(v)))
-UNARY_GRAD(FastGeluGrad, g * TanhGeluDerivative(v))
-UNARY(QuickGelu, v * Sigmoid(1.702f * v))
-UNARY_GRAD(QuickGeluGrad, g * SiluDerivative(v, 1.702f))
-UNARY(Silu, v * Sigmoid(v))
-UNARY_GRAD(SiluGrad, g * SiluDerivative(v, 1.0f))
-UNARY(SigmoidAll, Sigmoid(v))
-UNARY_GRAD(SigmoidGrad, g * (v * (1.0f - v)))  // v is the sigmoid of the input
-UNARY(TanhAll, Tanh(v))
-UNARY_GRAD(TanhGrad, g * (1.0f - Tanh(v) * Tanh(v)))
-UNARY(ExpAll, ExpFull(v))
-UNARY_GRAD(ExpGrad, g * ExpFull(v))
-UNARY(ErfAll, Erf(v))
-UNARY_GRAD(ErfGrad, g * (1.1283791670955126f * ExpFull(-v * v)))
-UNARY(SqrtAll, Sqrt(v))
-UNARY_GRAD(SqrtGrad, g * (0.5f / Sqrt(v)))
-UNARY(Rsqrt, 1.0f / Sqrt(v))
-UNARY_GRAD(RsqrtGrad, g * (-0.5f / (v * Sqrt(v))))
-UNARY(Square, v * v)
-UNARY(Cube, v * v * v)
-UNARY_GRAD(SquareGrad, 2.0f * v * g)
-UNARY_GRAD(CubeGrad, 3.0f * (v * v) * g)
-#undef UNARY
-#undef UNARY_GRAD
 
 // y = f(x) and dx = dy f'(x) with two parameters a and b; EXPRESSION and DERIVATIVE read x as v
 #define CURVE(NAME, EXPRESSION, DERIVATIVE)                                                        \
@@ -108,23 +59,36 @@ INLINE float MishDerivative(float v) {
   const float e = ExpFull(v), d = Fma(e, e + 2.0f, 2.0f);
   return Fma(4.0f * v * e / d, (1.0f + e) / d, MishGate(v));
 }
+// min(max(v + 3, 0), 6) / 6; NaN stays NaN
+INLINE float HardGate(float v) {
+  const float z = v + 3.0f, low = z < 0.0f ? 0.0f : z;
+  return (low > 6.0f ? 6.0f : low) * (1.0f / 6.0f);
+}
 constexpr float kSeluScale = 1.0507009873554805f, kSeluAlpha = 1.6732632423543772f;
 
+CURVE(Gelu, GeluOf(v), GeluDerivative(v))
+CURVE(FastGelu, v * Sigmoid(TanhArgument(v)), TanhGeluDerivative(v))
+CURVE(QuickGelu, v * Sigmoid(1.702f * v), SiluDerivative(v, 1.702f))
+CURVE(Silu, v * Sigmoid(v), SiluDerivative(v, 1.0f))
+CURVE(SigmoidAll, Sigmoid(v), v * (1.0f - v))  // for the derivative, v is the sigmoid of the input
+CURVE(TanhAll, Tanh(v), 1.0f - Tanh(v) * Tanh(v))
+CURVE(ExpAll, ExpFull(v), ExpFull(v))
+CURVE(ErfAll, Erf(v), 1.1283791670955126f * ExpFull(-v * v))
+CURVE(SqrtAll, Sqrt(v), 0.5f / Sqrt(v))
+CURVE(Rsqrt, 1.0f / Sqrt(v), -0.5f / (v * Sqrt(v)))
+CURVE(Square, v * v, 2.0f * v)
+CURVE(Cube, v * v * v, 3.0f * (v * v))
 CURVE(Softplus, SoftplusOf(v, a, b), a * v > b ? 1.0f : Sigmoid(a * v))
 CURVE(Elu, v > 0.0f ? v : a * Expm1(Negative(v)), v > 0.0f ? 1.0f : a * ExpFull(Negative(v)))
 CURVE(Celu, v > 0.0f ? v : a * Expm1(Negative(v) / a), v > 0.0f ? 1.0f : ExpFull(Negative(v) / a))
 CURVE(Selu, kSeluScale * (v > 0.0f ? v : kSeluAlpha * Expm1(Negative(v))),
       kSeluScale * (v > 0.0f ? 1.0f : kSeluAlpha * ExpFull(Negative(v))))
 CURVE(Mish, v * MishGate(v), MishDerivative(v))
+CURVE(LeakyRelu, v > 0.0f ? v : a * v, v > 0.0f ? 1.0f : a)
+CURVE(LogSigmoid, Negative(v) - Log1p(ExpFull(-Abs(v))), Sigmoid(-v))
+CURVE(Hardswish, v * HardGate(v), v <= -3.0f ? 0.0f : v >= 3.0f ? 1.0f : v * (1.0f / 3.0f) + 0.5f)
+CURVE(Hardsigmoid, HardGate(v), Abs(v) >= 3.0f ? 0.0f : Fma(v, 0.0f, 1.0f / 6.0f))  // NaN stays NaN
 #undef CURVE
-
-void LeakyRelu(const float* x, float* y, int64_t n, float alpha) {
-  SIMD for (int64_t i = 0; i < n; ++i) y[i] = x[i] > 0.0f ? x[i] : alpha * x[i];
-}
-
-void LeakyReluGrad(const float* x, const float* dy, float* dx, int64_t n, float alpha) {
-  SIMD for (int64_t i = 0; i < n; ++i) dx[i] = x[i] > 0.0f ? dy[i] : alpha * dy[i];
-}
 
 // A step is 1, or 0 to repeat the first number.
 void Where(const bool* condition, int c_step, const float* x, int x_step, const float* y, int y_step, float* z, int64_t n) {

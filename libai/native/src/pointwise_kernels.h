@@ -8,53 +8,24 @@
 namespace libai {
 
 inline float Number(KernelComputeContext* c, const char* attribute) {
-  return attribute == nullptr ? 0.0f : static_cast<float>(c->Attr<double>(attribute));
+  return static_cast<float>(c->Attr<double>(attribute));
 }
 
-// OneFlow names the arguments of some functions x and y, and the arguments of other functions in and out.
-template<Unary Maths::*function>
-void RunUnary(const float* x, float* y, int64_t n) {
-  ForRanges(n, kHeavyGrain, [=](int64_t i, int64_t end) { (g_maths->*function)(x + i, y + i, end - i); });
-}
-template<Unary Maths::*function>
-void RunXy(KernelComputeContext* c) { RunUnary<function>(In(c, "x"), Out(c, "y"), Size(c, "x")); }
-template<Unary Maths::*function>
-void RunInOut(KernelComputeContext* c) { RunUnary<function>(In(c, "in"), Out(c, "out"), Size(c, "in")); }
-template<UnaryGrad Maths::*function>
-void RunUnaryGrad(const float* x, const float* dy, float* dx, int64_t n) {
-  ForRanges(n, kHeavyGrain, [=](int64_t i, int64_t end) { (g_maths->*function)(x + i, dy + i, dx + i, end - i); });
-}
-template<UnaryGrad Maths::*function>
-void RunGrad(KernelComputeContext* c) { RunUnaryGrad<function>(In(c, "x"), In(c, "dy"), Out(c, "dx"), Size(c, "x")); }
-
-inline void RunSigmoidGrad(KernelComputeContext* c) {
-  RunUnaryGrad<&Maths::SigmoidGrad>(In(c, "y"), In(c, "dy"), Out(c, "dx"), Size(c, "y"));
-}
-inline void RunLeakyRelu(KernelComputeContext* c) {
-  const float *x = In(c, "x"), alpha = c->Attr<float>("alpha");
-  float* y = Out(c, "y");
-  ForRanges(Size(c, "x"), kLightGrain, [=](int64_t i, int64_t end) { g_maths->LeakyRelu(x + i, y + i, end - i, alpha); });
-}
-inline void RunLeakyReluGrad(KernelComputeContext* c) {
-  const float *x = In(c, "x"), *dy = In(c, "dy"), alpha = c->Attr<float>("alpha");
-  float* dx = Out(c, "dx");
-  ForRanges(Size(c, "x"), kLightGrain,
-            [=](int64_t i, int64_t end) { g_maths->LeakyReluGrad(x + i, dy + i, dx + i, end - i, alpha); });
-}
-
-// A curve with up to two parameters, which are attributes of the operation.
+// A curve with up to two parameters. OneFlow names the arguments of some functions x and y, and the arguments of other
+// functions in and out. The gradient of the sigmoid reads its result, y.
 template<Curve Maths::*function>
-void RunCurve(KernelComputeContext* c, const char* a, const char* b) {
-  const float *x = In(c, "in"), first = Number(c, a), second = Number(c, b);
-  float* y = Out(c, "out");
-  ForRanges(Size(c, "in"), kHeavyGrain,
+void RunCurve(KernelComputeContext* c, float first, float second) {
+  const bool is_in = Has(c, "in");
+  const float* x = In(c, is_in ? "in" : "x");
+  float* y = Out(c, is_in ? "out" : "y");
+  ForRanges(Size(c, is_in ? "in" : "x"), kHeavyGrain,
             [=](int64_t i, int64_t end) { (g_maths->*function)(x + i, y + i, end - i, first, second); });
 }
 template<CurveGrad Maths::*function>
-void RunCurveGrad(KernelComputeContext* c, const char* a, const char* b) {
-  const float *x = In(c, "x"), *dy = In(c, "dy"), first = Number(c, a), second = Number(c, b);
+void RunCurveGrad(KernelComputeContext* c, float first, float second) {
+  const float *x = In(c, Has(c, "x") ? "x" : "y"), *dy = In(c, "dy");
   float* dx = Out(c, "dx");
-  ForRanges(Size(c, "x"), kHeavyGrain,
+  ForRanges(Size(c, "dy"), kHeavyGrain,
             [=](int64_t i, int64_t end) { (g_maths->*function)(x + i, dy + i, dx + i, end - i, first, second); });
 }
 
@@ -68,10 +39,10 @@ inline void RunPower(KernelComputeContext* c) {
   const float* x = In(c, "in");
   float* y = Out(c, "out");
   const int64_t n = Size(c, "in");
-  if (exponent == 2.0) return RunUnary<&Maths::Square>(x, y, n);
-  if (exponent == 3.0) return RunUnary<&Maths::Cube>(x, y, n);
-  if (exponent == 0.5) return RunUnary<&Maths::SqrtAll>(x, y, n);
-  if (exponent == -0.5) return RunUnary<&Maths::Rsqrt>(x, y, n);
+  if (exponent == 2.0) return RunCurve<&Maths::Square>(c, 0.0f, 0.0f);
+  if (exponent == 3.0) return RunCurve<&Maths::Cube>(c, 0.0f, 0.0f);
+  if (exponent == 0.5) return RunCurve<&Maths::SqrtAll>(c, 0.0f, 0.0f);
+  if (exponent == -0.5) return RunCurve<&Maths::Rsqrt>(c, 0.0f, 0.0f);
   for (int64_t i = 0; i < n; ++i) y[i] = std::pow(x[i], static_cast<float>(exponent));
 }
 inline void RunPowerGrad(KernelComputeContext* c) {
@@ -79,10 +50,10 @@ inline void RunPowerGrad(KernelComputeContext* c) {
   const float *x = In(c, "x"), *dy = In(c, "dy");
   float* dx = Out(c, "dx");
   const int64_t n = Size(c, "x");
-  if (exponent == 2.0) return RunUnaryGrad<&Maths::SquareGrad>(x, dy, dx, n);
-  if (exponent == 3.0) return RunUnaryGrad<&Maths::CubeGrad>(x, dy, dx, n);
-  if (exponent == 0.5) return RunUnaryGrad<&Maths::SqrtGrad>(x, dy, dx, n);
-  if (exponent == -0.5) return RunUnaryGrad<&Maths::RsqrtGrad>(x, dy, dx, n);
+  if (exponent == 2.0) return RunCurveGrad<&Maths::SquareGrad>(c, 0.0f, 0.0f);
+  if (exponent == 3.0) return RunCurveGrad<&Maths::CubeGrad>(c, 0.0f, 0.0f);
+  if (exponent == 0.5) return RunCurveGrad<&Maths::SqrtAllGrad>(c, 0.0f, 0.0f);
+  if (exponent == -0.5) return RunCurveGrad<&Maths::RsqrtGrad>(c, 0.0f, 0.0f);
   const float k = static_cast<float>(exponent), less = static_cast<float>(exponent - 1.0);
   for (int64_t i = 0; i < n; ++i) dx[i] = k * std::pow(x[i], less) * dy[i];
 }
@@ -130,36 +101,28 @@ inline void RunDropoutMask(KernelComputeContext* c) {
 
 inline void RegisterPointwise() {
   Register("quantization", "in", &RunDropoutMask, &HasWords);
-  Register("gelu", "in", &RunInOut<&Maths::Gelu>);
-  Register("fast_gelu", "in", &RunInOut<&Maths::FastGelu>);
-  Register("quick_gelu", "x", &RunXy<&Maths::QuickGelu>);
-  Register("silu", "in", &RunInOut<&Maths::Silu>);
-  Register("sigmoid", "x", &RunXy<&Maths::SigmoidAll>);
-  Register("tanh", "x", &RunXy<&Maths::TanhAll>);
-  Register("exp", "x", &RunXy<&Maths::ExpAll>);
-  Register("erf", "x", &RunXy<&Maths::ErfAll>);
-  Register("sqrt", "x", &RunXy<&Maths::SqrtAll>);
-  Register("rsqrt", "x", &RunXy<&Maths::Rsqrt>);
-  Register("gelu_grad", "x", &RunGrad<&Maths::GeluGrad>);
-  Register("fast_gelu_grad", "x", &RunGrad<&Maths::FastGeluGrad>);
-  Register("quick_gelu_grad", "x", &RunGrad<&Maths::QuickGeluGrad>);
-  Register("silu_grad", "x", &RunGrad<&Maths::SiluGrad>);
-  Register("sigmoid_grad", "y", &RunSigmoidGrad);
-  Register("tanh_grad", "x", &RunGrad<&Maths::TanhGrad>);
-  Register("exp_grad", "x", &RunGrad<&Maths::ExpGrad>);
-  Register("erf_grad", "x", &RunGrad<&Maths::ErfGrad>);
-  Register("sqrt_grad", "x", &RunGrad<&Maths::SqrtGrad>);
-  Register("rsqrt_grad", "x", &RunGrad<&Maths::RsqrtGrad>);
-  Register("leaky_relu", "x", &RunLeakyRelu);
-  Register("leaky_relu_grad", "x", &RunLeakyReluGrad);
-#define REGISTER_CURVE(OP, NAME, A, B)                                                             \
-  Register(OP, "in", [](KernelComputeContext* c) { RunCurve<&Maths::NAME>(c, A, B); });            \
-  Register(OP "_grad", "x", [](KernelComputeContext* c) { RunCurveGrad<&Maths::NAME##Grad>(c, A, B); });
-  REGISTER_CURVE("softplus", Softplus, "beta", "threshold")
-  REGISTER_CURVE("elu", Elu, "alpha", nullptr)
-  REGISTER_CURVE("celu", Celu, "alpha", nullptr)
-  REGISTER_CURVE("selu", Selu, nullptr, nullptr)
-  REGISTER_CURVE("mish", Mish, nullptr, nullptr)
+#define REGISTER_CURVE(OP, X, GRAD_X, NAME, A, B)                                     \
+  Register(OP, X, [](KernelComputeContext* c) { RunCurve<&Maths::NAME>(c, A, B); });  \
+  Register(OP "_grad", GRAD_X, [](KernelComputeContext* c) { RunCurveGrad<&Maths::NAME##Grad>(c, A, B); });
+  REGISTER_CURVE("gelu", "in", "x", Gelu, 0.0f, 0.0f)
+  REGISTER_CURVE("fast_gelu", "in", "x", FastGelu, 0.0f, 0.0f)
+  REGISTER_CURVE("quick_gelu", "x", "x", QuickGelu, 0.0f, 0.0f)
+  REGISTER_CURVE("silu", "in", "x", Silu, 0.0f, 0.0f)
+  REGISTER_CURVE("sigmoid", "x", "y", SigmoidAll, 0.0f, 0.0f)
+  REGISTER_CURVE("tanh", "x", "x", TanhAll, 0.0f, 0.0f)
+  REGISTER_CURVE("exp", "x", "x", ExpAll, 0.0f, 0.0f)
+  REGISTER_CURVE("erf", "x", "x", ErfAll, 0.0f, 0.0f)
+  REGISTER_CURVE("sqrt", "x", "x", SqrtAll, 0.0f, 0.0f)
+  REGISTER_CURVE("rsqrt", "x", "x", Rsqrt, 0.0f, 0.0f)
+  REGISTER_CURVE("softplus", "in", "x", Softplus, Number(c, "beta"), Number(c, "threshold"))
+  REGISTER_CURVE("elu", "in", "x", Elu, Number(c, "alpha"), 0.0f)
+  REGISTER_CURVE("celu", "in", "x", Celu, Number(c, "alpha"), 0.0f)
+  REGISTER_CURVE("selu", "in", "x", Selu, 0.0f, 0.0f)
+  REGISTER_CURVE("mish", "in", "x", Mish, 0.0f, 0.0f)
+  REGISTER_CURVE("leaky_relu", "x", "x", LeakyRelu, c->Attr<float>("alpha"), 0.0f)
+  REGISTER_CURVE("log_sigmoid", "x", "x", LogSigmoid, 0.0f, 0.0f)
+  REGISTER_CURVE("hardswish", "in", "x", Hardswish, 0.0f, 0.0f)
+  REGISTER_CURVE("hardsigmoid", "in", "x", Hardsigmoid, 0.0f, 0.0f)
 #undef REGISTER_CURVE
   Register("scalar_pow", "in", &RunPower);
   Register("scalar_pow_grad", "x", &RunPowerGrad);

@@ -19,6 +19,9 @@ inline void CopyMerged(const float* x, float* y, const int64_t* size, const int6
     g_maths->Transpose(x, step[1], y, size[1], size[1], size[0]);
   } else if (n == 2 && step[1] == 1) {
     g_maths->CopyRows(x, step[0], y, size[0], size[1]);
+  } else if (n == 3 && step[0] == 1 && step[2] != 0) {  // the first and the last axis change places
+    for (int64_t i = 0; i < size[1]; ++i)
+      g_maths->Transpose(x + i * step[1], step[2], y + i * size[2], size[1] * size[2], size[2], size[0]);
   } else {
     const int64_t inner = count / size[0];
     for (int64_t i = 0; i < size[0]; ++i) CopyMerged(x + i * step[0], y + i * inner, size + 1, step + 1, n - 1, inner);

@@ -17,8 +17,8 @@ from libai.utils.installation import LAUNCH, ROOT
 
 #: our trainers, hand-written OneFlow loops, and the same loops on the stock OneFlow wheel
 OWN_MODES = ("eager", "graph", "raw-eager", "raw-graph", "stock-eager", "stock-graph")
-#: suffix of a mode that computes with one thread, and of the variant that repeats the first one to
-#: measure noise
+#: suffix of a mode that computes each operation with one thread, and of the variant that repeats
+#: the first one to measure noise
 ONE_THREAD, TWIN = "-1", " (again)"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _STOCK_VARIABLES = {"OPENBLAS_CORETYPE": None, "LIBAI_PATCHES": "-openblas,-kernels"}
@@ -86,7 +86,7 @@ def make_variants(
             if base not in OWN_MODES:
                 raise UserError(
                     f"--modes has the unknown mode {mode!r}. Use {', '.join(OWN_MODES)}; the "
-                    f"suffix {ONE_THREAD} means one thread."
+                    f"suffix {ONE_THREAD} means one thread per operation."
                 )
             threads = {} if mode == base else dict.fromkeys(_THREAD_VARIABLES, "1")
             stock = _STOCK_VARIABLES if base.startswith("stock") else {}

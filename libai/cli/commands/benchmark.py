@@ -4,8 +4,9 @@ Each variant runs in its own process. Nothing is reported unless all losses agre
 printed and written to report.md and report.json.
 
 Modes: eager and graph (the trainers), raw-eager and raw-graph (hand-written loops), stock-eager and
-stock-graph (the same loops without libai's kernels and settings). The suffix -1 means one thread,
-as in eager-1. projects/benchmark_peers has commands for PyTorch and JAX.
+stock-graph (the same loops without libai's kernels and settings). The suffix -1, as in eager-1,
+means one thread per operation; graph-1 runs two operations at a time. projects/benchmark_peers has
+commands for PyTorch and JAX.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from libai.engine.rehearsal.rehearsal import (
 from libai.engine.trainer import ModelTrainer, refuse_unknown_mode
 from libai.patches.internals import release_memory
 from libai.utils.errors import GraphBuildError
+from libai.utils.logging import engine_logger as logger
 from libai.utils.rank_notes import phase
 
 
@@ -92,8 +93,22 @@ class RehearsedTrainer(ModelTrainer):
         self.step.prepare(micro_batches, self.iter)
         if reference is not None:
             require_same(self, iterations, reference)
+            self._report_short_run(reference.update_seconds)
         del reference  # it holds copies of weights and optimizer state
         release_memory()
+
+    def _report_short_run(self, update_seconds: float) -> None:
+        """Log if compiling has taken longer than the updates that are left take in eager mode."""
+        compiled = self.graph.build_seconds if self.graph is not None else None
+        count = self.max_iter - self.completed_iters
+        if compiled is not None and 0 < count * update_seconds < compiled:
+            logger.info(
+                "compiling took %.1f s, longer than the %d updates that are left in eager mode "
+                "(%.1f s): graph.enabled=false ends such a run sooner",
+                compiled,
+                count,
+                count * update_seconds,
+            )
 
     def _learn_facts(self, micro_batches: Sequence[Any]) -> None:
         """Make an update to find the side effects of forward, undo it, and use them. Collective."""

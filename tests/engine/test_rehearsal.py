@@ -168,3 +168,14 @@ def test_updates_that_are_meant_to_differ_are_not_rehearsed(caplog):
         "the first updates are not rehearsed: OneFlow's own dropout uses different masks in a graph"
         in caplog.text
     )
+
+
+def test_a_run_that_ends_before_compiling_pays_is_reported(caplog):
+    caplog.set_level("INFO")
+    trainer = make_trainer("graph", batches(3), rehearse=2)
+    trainer.train(0, 3)
+    assert "longer than the 3 updates that are left in eager mode" in caplog.text
+    caplog.clear()
+    trainer.max_iter += 1_000_000  # a long run
+    trainer._report_short_run(update_seconds=1.0)
+    assert caplog.text == ""

@@ -148,7 +148,8 @@ class Reference(Updates):
         functions: the user's functions that the backward pass calls. overwrites: whether the
         backward pass finds values that have changed since operations read them. draws: whether
         forward samples from OneFlow's generator. failure: the error of a forward in a later update.
-        written_at: the user's lines that change tensors in place.
+        written_at: the user's lines that change tensors in place. update_seconds: time of the
+        fastest update after the first, with all that is recorded; infinite if there is none.
     """
 
     facts: Facts = Facts()
@@ -159,6 +160,7 @@ class Reference(Updates):
     draws: bool = False
     failure: str | None = None
     written_at: list[str] = field(default_factory=list)
+    update_seconds: float = math.inf
 
 
 def is_same(one: np.ndarray, other: np.ndarray) -> bool:

@@ -26,6 +26,7 @@ from libai.config.settings.coercion import is_simple
 from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.config.settings.other_names import meant
 from libai.utils.errors import UserError, first_line
+from libai.utils.installation import LIBRARIES
 
 TARGET = "_target_"
 
@@ -44,7 +45,9 @@ _HOMES = (
     "libai.evaluation",
     "libai.engine.hooks",
 )
-_NOT_THE_USERS = re.compile(r"/site-packages/|/libai/patches/layer_sizes\.py$|^<|\.pyx$")
+_NOT_THE_USERS = re.compile(
+    rf"/site-packages/|^{re.escape(LIBRARIES[1])}patches/layer_sizes\.py$|^<|\.pyx$"
+)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 #: type of a default -> types that a value may have
 _BY_DEFAULT = {

@@ -8,6 +8,7 @@ rank hanging.
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import contextlib
 import gc
@@ -27,6 +28,7 @@ from typing import NoReturn
 from libai.launch.requirements import explain_import_error
 from libai.utils.atomic import FULL, explain_os_error
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
+from libai.utils.installation import LIBRARIES
 from libai.utils.rank_notes import (
     LOCAL_RANKS_VARIABLE,
     RankState,
@@ -53,10 +55,10 @@ TRACEBACK_FLAG = "--traceback"
 TRACEBACK_VARIABLE = "LIBAI_TRACEBACK"
 #: path fragments of code that is not the user's, least interesting first
 NOT_USERS = (
-    "/oneflow/",
+    LIBRARIES[0],
     "<frozen ",
     f"{sys.base_prefix}/lib/",
-    f"{Path(__file__).parents[1]}/",
+    LIBRARIES[1],
     "/site-packages/",
     "/tools/train_net.py",
 )
@@ -361,10 +363,8 @@ def _place(error: BaseException) -> str:
     """Return file and line of the innermost frame, without the frames of argparse and oneflow that
     call `sys.exit`.
     """
-    silent = ("argparse.py", "oneflow/__init__.py")
+    silent = (argparse.__file__, f"{LIBRARIES[0]}__init__.py")
     frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.endswith(silent)
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in silent
     ]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

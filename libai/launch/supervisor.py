@@ -36,9 +36,12 @@ from libai.launch.machines import Ending, Machines, Report
 from libai.launch.rank import STACK_SIGNAL, output_file
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
+from libai.utils.installation import LIBRARIES
 from libai.utils.rank_notes import OUTPUT_DIR, RankState
 from libai.utils.screen import say, say_error
 
+#: file of the outermost frame of every rank
+_RANK = f"{LIBRARIES[1]}launch/rank.py"
 POLL_SECONDS = 0.05
 #: maximum seconds between two checks that count as time without progress; a suspended launcher may
 #: check late
@@ -199,9 +202,7 @@ class Rank:
         """True if the rank's innermost Python frame is in oneflow or libai, as while it waits for
         other ranks.
         """
-        return any(
-            part in frame for frame in self.read_stack()[:1] for part in ("/oneflow/", "/libai/")
-        )
+        return any(part in frame for frame in self.read_stack()[:1] for part in LIBRARIES)
 
     def read_stack(self, name: str = "stack") -> list[str]:
         """Return the frames of the main thread when the stack was requested or, for "crash", of the
@@ -245,7 +246,7 @@ class Rank:
             found = next(
                 (frame for frame in stack if not any(part in frame for part in silent)), None
             )
-            if found is not None and "launch/rank.py" not in found:
+            if found is not None and _RANK not in found:
                 return found
         return ""
 
@@ -270,9 +271,7 @@ def _ask_for_stacks(ranks: Sequence[Rank]) -> None:
             os.kill(rank.state.pid, STACK_SIGNAL)
     end = time.monotonic() + STACK_SECONDS
     # faulthandler writes the main thread last, and its frame in rank.py at the end
-    while time.monotonic() < end and not all(
-        "/launch/rank.py" in str(rank.read_stack()) for rank in asked
-    ):
+    while time.monotonic() < end and not all(_RANK in str(rank.read_stack()) for rank in asked):
         time.sleep(0.05)
 
 

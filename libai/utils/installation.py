@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.machinery import PathFinder
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_ONEFLOW = PathFinder.find_spec("oneflow")  # imports nothing
+#: folders of OneFlow and libai as tracebacks show them; a folder of the user's may have such a name
+LIBRARIES = (
+    f"{os.path.dirname(_ONEFLOW.origin or '')}/" if _ONEFLOW else "/oneflow/",
+    f"{os.path.dirname(os.path.dirname(__file__))}/",
+)
 #: the clone, or the folder in which the package is installed
 ROOT = os.path.dirname(PACKAGE)
 #: command that starts a program on several processes; FILE CONFIG PROCS follow

@@ -9,8 +9,10 @@ import pytest
 
 from libai.launch.supervisor import Rank, Supervisor
 from libai.utils import rank_notes
+from libai.utils.installation import LIBRARIES
 from libai.utils.rank_notes import OUTPUT_DIR, RankState
 
+RANK = f"{LIBRARIES[1]}launch/rank.py"
 ABRT, KILL = -signal.SIGABRT, -signal.SIGKILL
 
 
@@ -79,7 +81,7 @@ def test_the_first_error_is_printed_alone_with_its_rank_unless_all_have_it(
 def test_of_ranks_that_hang_the_one_outside_of_oneflow_is_named(tmp_path):
     """The others wait for it, and may be the first to notice."""
     ranks = [ended(number, tmp_path, KILL, 1.0 + number) for number in range(2)]
-    for rank, file in zip(ranks, ("/x/oneflow/tensor.py", "/home/me/hook.py")):
+    for rank, file in zip(ranks, (f"{LIBRARIES[0]}tensor.py", "/home/me/libai/oneflow/hook.py")):
         rank.state.hung_seconds, rank.state.iteration = 8.0, 3
         write_stack(tmp_path / f"stack_{rank.number}", file)
     supervisor = Supervisor(lambda: None, ranks)
@@ -97,7 +99,7 @@ def test_a_hung_rank_that_oneflow_ended_meanwhile_is_told_as_hung(tmp_path):
     """
     waiting, hung = ended(0, tmp_path, KILL, 1.0), ended(1, tmp_path, -signal.SIGABRT, 1.1)
     waiting.state.hung_seconds = 8.0
-    for name, file in (("stack_0", "/x/oneflow/tensor.py"), ("crash_1", "/home/me/data.py")):
+    for name, file in (("stack_0", f"{LIBRARIES[0]}tensor.py"), ("crash_1", "/home/me/data.py")):
         write_stack(tmp_path / name, file)
     supervisor = Supervisor(lambda: None, [waiting, hung])
     assert supervisor.first_failure(1) is hung
@@ -129,11 +131,11 @@ def test_a_stack_is_awaited_to_its_end(tmp_path, monkeypatch):
     stack = tmp_path / "stack_0"
     write_stack(stack, "pool.py")
     monkeypatch.setattr("os.kill", lambda *_: None)
-    monkeypatch.setattr("time.sleep", lambda _: write_stack(stack, "/libai/launch/rank.py"))
+    monkeypatch.setattr("time.sleep", lambda _: write_stack(stack, RANK))
     rank.end_if_hung(0.0)
     rank.end_if_hung(2.0)
     assert rank.state.hung_seconds == 1.0
-    assert rank.read_stack() == ['File "/libai/launch/rank.py", line 3 in f']
+    assert rank.read_stack() == [f'File "{RANK}", line 3 in f']
 
 
 def test_the_last_error_of_every_rank_is_kept(tmp_path):

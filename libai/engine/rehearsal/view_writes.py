@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,11 @@ import oneflow as flow
 
 from libai.patches.wrapping import replaced, replaced_operations
 from libai.utils.errors import UserError
+from libai.utils.installation import LIBRARIES
 from libai.utils.tensors import is_on_cpu, tensors_in
 
-_ONEFLOW = Path(flow.__file__).parent
-_LIBRARIES = (f"{_ONEFLOW}/", f"{Path(__file__).parents[2]}/", "/lib/python3")
-_LAYERS = f"{_ONEFLOW}/nn/modules/"
+_NOT_USERS = (*LIBRARIES, "/lib/python3")
+_LAYERS = f"{LIBRARIES[0]}nn/modules/"
 _WRITES = ("setitem", "iadd", "isub", "imul", "itruediv")
 #: adding a constant changes no gradient
 _ADDITIONS = ("add", "add_", "sub", "sub_", "iadd", "isub")
@@ -180,7 +179,7 @@ def _is_of_a_layer() -> bool:
     for frame in reversed(traceback.extract_stack()):
         if _LAYERS in frame.filename:
             return True
-        if not any(part in frame.filename for part in _LIBRARIES):
+        if not any(part in frame.filename for part in _NOT_USERS):
             break
     return False
 
@@ -188,6 +187,6 @@ def _is_of_a_layer() -> bool:
 def _users_line() -> str:
     """Return the newest line on the stack that belongs to neither OneFlow nor this project."""
     for frame in reversed(traceback.extract_stack()):
-        if not any(part in frame.filename for part in _LIBRARIES):
+        if not any(part in frame.filename for part in _NOT_USERS):
             return f"{frame.filename}:{frame.lineno} (`{frame.line}`)"
     return "forward"

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from libai.checkpoint.errors import CheckpointWriteError
 from libai.utils.atomic import fsync_path
 
 _SAVING, _REPLACED, _DELETING = ".saving-", ".replaced-", ".deleting-"
@@ -37,10 +38,27 @@ def digest(file: BinaryIO) -> str:
     return sha256.hexdigest()
 
 
-def record_of(path: Path) -> FileRecord:
-    """Return the record of a written file."""
+def write_file(path: Path, parts: Sequence[bytes | memoryview]) -> FileRecord:
+    """Write `parts` into a file, read it back, and return its record.
+
+    Raises `CheckpointWriteError` if the file has other bytes than the memory.
+    """
+    with open(path, "wb") as file:
+        file.writelines(parts)
+    sha256 = hashlib.sha256()
     with open(path, "rb") as file:
-        return FileRecord(os.fstat(file.fileno()).st_size, digest(file))
+        for part in parts:
+            for start in range(0, len(part), _CHUNK_BYTES):
+                chunk = bytes(part[start : start + _CHUNK_BYTES])
+                if file.read(len(chunk)) != chunk:
+                    raise CheckpointWriteError(
+                        f"{path.name} has other bytes than the memory from which it was written, "
+                        f"so it is not kept. Files that existed in {path.parents[1]} are "
+                        "untouched. The memory, the processor or the disk is faulty: test them, "
+                        "and continue on another machine (--resume)."
+                    )
+                sha256.update(chunk)
+        return FileRecord(file.tell(), sha256.hexdigest())
 
 
 @contextmanager

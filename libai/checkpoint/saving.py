@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from libai.checkpoint.durable import new_folder, record_of
+from libai.checkpoint.durable import FileRecord, new_folder, write_file
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason
 from libai.checkpoint.manifest import (
     MANIFEST,
@@ -186,34 +186,33 @@ def write_checkpoint(plan: Plan, arrays: Iterator[np.ndarray]) -> None:
 
 
 def _fill(folder: Path, plan: Plan, arrays: Iterator[np.ndarray]) -> None:
-    # each file is read for its digest while it is still in the memory of the system
-    files = {path.name: record_of(path) for path in write_shards(folder, plan.shards, arrays)}
-    (folder / STATE).write_bytes(plan.state)
-    files[STATE] = record_of(folder / STATE)
-    (folder / MANIFEST).write_bytes(dump_manifest(plan.iteration, files))
+    files = write_shards(folder, plan.shards, arrays)
+    files[STATE] = write_file(folder / STATE, [plan.state])
+    write_file(folder / MANIFEST, [dump_manifest(plan.iteration, files)])
 
 
 def write_shards(
     folder: Path, shards: Sequence[Shard], arrays: Iterator[np.ndarray]
-) -> Iterator[Path]:
-    """Write the tensor files of `shards` from the next `arrays`, and yield their paths.
+) -> dict[str, FileRecord]:
+    """Write the tensor files of `shards` from the next `arrays`, and return their records by name.
 
     Each group in several files gets an index, in which other libraries look up the file of a
     tensor.
     """
+    files = {}
     places: dict[str, dict[str, str]] = {}
     sizes: Counter[str] = Counter()
     for shard in shards:
         # the arrays have no name here, which would keep them alive while the next ones are fetched
-        write_tensors(
+        files[shard.file] = write_tensors(
             folder / shard.file, shard.specs, {name: next(arrays) for name in shard.specs}
         )
-        yield folder / shard.file
         group = group_of(shard.file) or ""
         places.setdefault(group, {}).update(dict.fromkeys(shard.specs, shard.file))
         sizes[group] += shard.num_bytes
     for group, weight_map in places.items():
         if len(set(weight_map.values())) > 1:
             index = {"metadata": {"total_size": sizes[group]}, "weight_map": weight_map}
-            (folder / index_name(group)).write_bytes(dump_json(index, "index"))
-            yield folder / index_name(group)
+            name = index_name(group)
+            files[name] = write_file(folder / name, [dump_json(index, "index")])
+    return files

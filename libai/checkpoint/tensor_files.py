@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,21 +16,22 @@ from typing import Any, BinaryIO
 import numpy as np
 import safetensors
 
+from libai.checkpoint.durable import FileRecord, write_file
 from libai.checkpoint.errors import CheckpointError, reading
 
-#: logical dtype, named as in numpy -> name in a safetensors header
+#: logical dtype, named as in numpy -> name in a safetensors header, in the order of a file
 CODES = {
+    "uint64": "U64",
+    "int64": "I64",
     "float64": "F64",
     "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
+    "uint32": "U32",
     "int32": "I32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "uint16": "U16",
     "int16": "I16",
     "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
     "uint8": "U8",
     "bool": "BOOL",
 }
@@ -92,33 +91,30 @@ def write_tensors(
     specs: Mapping[str, TensorSpec],
     arrays: Mapping[str, np.ndarray],
     metadata: Mapping[str, str] = HUGGING_FACE,
-) -> None:
-    """Write a file into a folder that its caller renames or removes. Raises `OSError`.
+) -> FileRecord:
+    """Write a file into a folder that its caller renames or removes, and return its record.
 
-    Arrays that already have the file's dtype and byte order are not copied.
+    The bytes are those that the package would write: tensors with wide types come first, so that
+    all are aligned. Arrays that already have the file's dtype and byte order are not copied. Raises
+    `OSError`, and `CheckpointWriteError` if the file has other bytes than the memory.
     """
-    raw = {name: _to_raw(arrays[name], spec) for name, spec in specs.items()}
-    described = {
-        name: safetensors.TensorSpec(
-            dtype=spec.dtype,
-            shape=spec.shape,
-            data_ptr=raw[name].ctypes.data,
-            data_len=raw[name].nbytes,
-        )
-        for name, spec in specs.items()
-    }
-    # safetensors creates the file with private permissions, so restore the usual permissions of a
-    # new file
-    path.touch()
-    mode = path.stat().st_mode & 0o777
-    try:
-        safetensors.serialize_file(described, path, metadata=dict(metadata) or None)
-    except safetensors.SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
-    path.chmod(mode)
+    dtypes = list(CODES)
+    order = sorted(specs, key=lambda name: (dtypes.index(specs[name].dtype), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in order:
+        spec = specs[name]
+        start = end
+        end += spec.num_bytes
+        header[name] = {
+            "dtype": CODES[spec.dtype],
+            "shape": spec.shape,
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    raw = [_to_raw(arrays[name], specs[name]).reshape(-1).view(np.uint8).data for name in order]
+    return write_file(path, [len(text).to_bytes(8, "little"), text, *raw])
 
 
 def open_file(path: Path) -> BinaryIO:

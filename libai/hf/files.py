@@ -144,8 +144,7 @@ def write_folder(folder: Path, tensors: TensorGroup) -> None:
     `SHARD_BYTES`.
     """
     shards, entries = cut_shards({"model": tensors}, SHARD_BYTES)
-    for _ in write_shards(folder, shards, (entry.array() for entry in entries)):
-        pass
+    write_shards(folder, shards, (entry.array() for entry in entries))
 
 
 def read_run_config(weights: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from jobs import ROOT
 
 from libai import checkpoint
-from libai.checkpoint import CheckpointError
+from libai.checkpoint import CheckpointError, CheckpointWriteError, durable
 
 
 def test_the_folder_is_laid_out_as_documented(tmp_path):
@@ -69,6 +69,34 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path, change, 
         checkpoint.save(tmp_path / "root", **arguments)
     assert expected in str(error.value)
     assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_file_with_another_bit_than_the_memory_is_not_kept(tmp_path, monkeypatch, number):
+    """Every bit counts: of tensors, headers, the index, the state and the manifest."""
+    random = np.random.RandomState(number)
+    tensors = {"model": {name: random.randn(7, 9).astype("float32") for name in "abc"}}
+    read = []
+
+    def open_flipped(path, mode):
+        read.extend([path] * (mode == "rb"))
+        if mode == "rb" and len(read) == number + 1:
+            values = bytearray(path.read_bytes())
+            values[random.randint(len(values))] ^= 1 << random.randint(8)
+            path.write_bytes(values)
+        return open(path, mode)
+
+    def save():
+        return checkpoint.save(tmp_path, 3, tensors, {"lr": 0.1}, shard_bytes=300)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "open", open_flipped, raising=False)
+        for _ in range(20):
+            read.clear()
+            with pytest.raises(CheckpointWriteError, match="has other bytes than the memory"):
+                save()
+            assert list(tmp_path.iterdir()) == []
+    save()  # control: it was the bit
 
 
 _MEMORY = """

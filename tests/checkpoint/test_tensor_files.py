@@ -7,15 +7,15 @@ import os
 
 import numpy as np
 import pytest
-import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from libai import checkpoint
+from libai.checkpoint import durable
 from libai.checkpoint.errors import CheckpointError
 from libai.checkpoint.reader import open_safetensors
-from libai.checkpoint.tensor_files import CODES, read_slots, write_tensors
+from libai.checkpoint.tensor_files import CODES, HUGGING_FACE, read_slots, write_tensors
 
 NUMBERS = np.arange(6).reshape(2, 3)
 ARRAYS = {dtype: NUMBERS.astype(dtype) for dtype in CODES if dtype != "bfloat16"}
@@ -37,6 +37,9 @@ def test_every_dtype_is_written_for_others_and_read_from_them(tmp_path):
     for name, array in ARRAYS.items():
         for read in (loaded[name], own[name]):
             assert read.dtype == array.dtype and np.array_equal(read, array), name
+    save_file(ARRAYS, tmp_path / "x.safetensors", metadata=dict(HUGGING_FACE))
+    written = (path / "model.safetensors").read_bytes()
+    assert written == (tmp_path / "x.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
@@ -53,11 +56,11 @@ def test_a_file_has_the_permissions_of_any_new_file(tmp_path, mask):
 def test_a_failed_export_leaves_no_file(tmp_path, monkeypatch):
     path = checkpoint.save(tmp_path, 1, {"model": {"x": np.ones(3)}}, {})
 
-    def fail(*args, **options):
-        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+    def fail(path, mode):
+        raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(safetensors, "serialize_file", fail)
+        patch.setattr(durable, "open", fail, raising=False)
         with pytest.raises(CheckpointError, match="x.safetensors could not be written: No space"):
             checkpoint.convert(checkpoint.load(path), tmp_path / "x.safetensors")
     assert os.listdir(tmp_path) == [path.name]

@@ -55,7 +55,7 @@ def test_every_failing_call_gives_a_clear_error_and_no_damage(
         patch.setattr(saving, "write_tensors", counted(saving.write_tensors))
         patch.setattr(durable.os, "fsync", counted(os.fsync))
         patch.setattr(durable.os, "rename", counted(os.rename))
-        patch.setattr(durable.Path, "write_bytes", counted(Path.write_bytes))
+        patch.setattr(saving, "write_file", counted(saving.write_file))
         patch.setattr(durable.Path, "mkdir", counted(Path.mkdir))
         calls[0] = 0
         checkpoint.save(elsewhere, iteration, TENSORS, {})

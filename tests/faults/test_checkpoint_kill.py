@@ -32,7 +32,7 @@ def kill_at_call(number):
             return function(*args, **kwargs)
         return call
     places = [(os, "fsync"), (os, "rename"), (shutil, "rmtree"), (saving, "write_tensors")]
-    for owner, name in [*places, (Path, "mkdir"), (Path, "write_bytes")]:
+    for owner, name in [*places, (Path, "mkdir"), (saving, "write_file")]:
         setattr(owner, name, counted(getattr(owner, name)))
 
 def save(root, iteration, value):

@@ -155,9 +155,11 @@ def check_parity(
     iterations = trainer.feed.read_ahead(num_iters)
     broken = partial(ParityReport, False, num_iters=num_iters)
     digests = {}
+    digests_of_state = {}
 
     def take_digest(mode: str, *_: object) -> None:
-        digests[mode] = _digest_of_weights(model)
+        digests[mode] = _digest(model.state_dict())
+        digests_of_state[mode] = _digest(trainer.optimizer_state.export()[0])
 
     try:
         trainer.prepare()
@@ -171,7 +173,9 @@ def check_parity(
     losses = {"eager": _totals(eager), "graph": _totals(graph)}
     rounding = first_difference(eager, graph, is_exact=True)
     if rounding is None:
-        reason = "weights, first moments, buffers and losses have the same bits"
+        reason = "weights, optimizer state, buffers and losses have the same bits"
+        if digests_of_state["eager"] != digests_of_state["graph"]:
+            reason = "weights, buffers and losses have the same bits, the optimizer state has not"
         return ParityReport(True, reason, num_iters, losses=losses, weights_sha256=digests)
     itself = first_difference(eager, reference_of(trainer, iterations))
     if itself is not None:
@@ -261,8 +265,8 @@ def _totals(updates: Updates) -> list[float]:
     return [losses["train/loss"] for losses in updates.losses]
 
 
-def _digest_of_weights(model: nn.Module) -> str:
-    """Return the SHA-256 of the weights in a checkpoint of `model`."""
+def _digest(tensors: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a checkpoint's files if they held `tensors` as weights."""
     with tempfile.TemporaryDirectory() as folder:
-        path = checkpoint.save(folder, 0, {"model": model.state_dict()}, {})
+        path = checkpoint.save(folder, 0, {"model": tensors}, {})
         return checkpoint.read_digest_of_weights(path)

@@ -3,10 +3,11 @@
 import numpy as np
 import oneflow as flow
 import pytest
+from oneflow import nn
 from refusals import refused
 from test_parity_in_training import Averaging
 from test_rehearsal import Noisy
-from toy import batches, make_trainer
+from toy import Classifier, batches, make_trainer
 
 from libai.engine.trainer import ModelTrainer
 from libai.patches.wrapping import replaced
@@ -49,6 +50,23 @@ def flip_gradient(trainer):
     return relu_with_wrong_gradient
 
 
+class Reading(Classifier):
+    """Adds a buffer to an activation: a change of the buffer is one of the compiled activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("error", flow.zeros(1))
+
+    def forward(self, x, y):
+        hidden = flow.relu(self.a(x) + self.error)
+        return {"losses": {"cls": nn.functional.cross_entropy(self.b(hidden), y)}}
+
+
+def flip_activation_in_graph(trainer):
+    trainer.model.error.fill_(2.0**-12)
+    return flow.relu
+
+
 @pytest.fixture
 def compute_wrongly(monkeypatch):
     """Return a function that makes call `number` of the update wrong.
@@ -65,7 +83,10 @@ def compute_wrongly(monkeypatch):
             if len(calls) != number:
                 return update(trainer, micro_batches)
             with replaced((flow, "relu", flip(trainer))):
-                return update(trainer, micro_batches)
+                result = update(trainer, micro_batches)
+            for error in trainer.model.buffers():
+                error.zero_()
+            return result
 
         monkeypatch.setattr(ModelTrainer, "update", update_wrongly)
 
@@ -76,12 +97,12 @@ def compute_wrongly(monkeypatch):
     "flip, mode",
     [
         *((flip, "eager") for flip in (flip_weight, flip_state, flip_activation, flip_gradient)),
-        *((flip, "graph") for flip in (flip_weight, flip_state)),
+        *((flip, "graph") for flip in (flip_weight, flip_state, flip_activation_in_graph)),
     ],
 )
 def test_a_flipped_bit_is_found_and_named(flip, mode, compute_wrongly):
     compute_wrongly(flip, 2)
-    trainer = make_trainer(mode, batches(6), rehearse_every=2)
+    trainer = make_trainer(mode, batches(6), Reading, rehearse_every=2)
     with refused(r"iteration 4: made twice .* different bits, .* \(Linear\) on rank 0"):
         trainer.train(0, 6)
     assert trainer.completed_iters == BAD

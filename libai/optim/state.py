@@ -215,12 +215,13 @@ def walk_parameters(
     """Yield `(name, parameter, group)` for every parameter of `optimizer`, in the optimizer's
     order.
 
-    Raises `UserError` if a parameter is not in `named_parameters`.
+    Raises `UserError` if a parameter is not in `named_parameters`, or is in the optimizer twice.
     """
     pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
     names: dict[int, str] = {}
     for name, parameter in pairs:
         names.setdefault(id(parameter), name)
+    seen = set()
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group.parameters:
             if id(parameter) not in names:
@@ -228,9 +229,17 @@ def walk_parameters(
                     f"The optimizer's group {index} has a parameter of shape "
                     f"{tuple(parameter.shape)} that is not one of the model's {len(names)} named "
                     "parameters, so its state has no name. Build the optimizer from the "
-                    "parameters of this model object, after moving or converting it."
+                    "parameters of this model object, after moving or converting it, and tie or "
+                    "replace parameters before, not in a hook."
                 )
-            yield names[id(parameter)], parameter, group
+            name = names[id(parameter)]
+            if name in seen:
+                raise UserError(
+                    f"The optimizer's group {index} has the parameter {name} a second time, so "
+                    "every step would change it twice. Give each parameter to one group, once."
+                )
+            seen.add(name)
+            yield name, parameter, group
 
 
 def initial_state(parameter: flow.Tensor, group: Any) -> flow.Tensor:

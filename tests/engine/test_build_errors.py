@@ -111,6 +111,10 @@ def test_a_tensor_kept_with_its_history_is_named(mode):
             "build_errors.py:.*ctx.needs_input_grad.*Return the gradient of every input",
         ),
         (
+            lambda h, scale: h.masked_fill((h > 0).to(flow.uint8), 0.0),
+            "build_errors.py:.*a tensor is uint8.*Convert masks with `.bool..`",
+        ),
+        (
             lambda h, scale: _Scale.apply(h, 2.0),
             "build_errors.py:.*takes only tensors. Pass a number as a tensor",
         ),

@@ -8,6 +8,7 @@ from refusals import refused
 from toy import Classifier, Tagger, batches, make_trainer, optimizer_of, trainer_of
 
 from libai.data import build_eval_loader
+from libai.engine.hooks import CallbackHook
 from libai.evaluation import Evaluator, MeanLossEvaluator
 
 
@@ -133,6 +134,23 @@ def test_an_optimizer_of_another_model_is_refused(mode):
     model = Classifier()
     with refused("not one of the model's 4 named parameters.*of this model object"):
         trainer_of(mode, model, [], optimizer_of("sgd", Classifier()))
+
+
+def test_a_parameter_twice_in_the_optimizer_is_refused(mode):
+    model = Classifier()
+    optimizer = flow.optim.SGD([*model.parameters(), model.a.weight], lr=0.1)
+    with refused("group 0 has the parameter a.weight a second time.*Give each parameter to one"):
+        trainer_of(mode, model, [], optimizer)
+
+
+def test_a_compiled_step_refuses_a_parameter_that_a_hook_replaces():
+    def replace(trainer):
+        trainer.model.a.bias = nn.Parameter(flow.zeros(16))
+
+    trainer = make_trainer("graph", batches(4))
+    trainer.register_hooks([CallbackHook(after_step=replace)])
+    with refused("has a parameter of shape .16,.* tie or replace parameters before, not"):
+        trainer.train(0, 4)
 
 
 def test_stock_dropout_is_reported(mode, caplog):

@@ -119,6 +119,11 @@ _REMEDIES = (
         "`.long()` in forward",
     ),
     (
+        r"(?s)Cannot find the kernel.*UInt8",
+        "a tensor is uint8, for which OneFlow 0.9 lacks this operation. Convert masks with "
+        "`.bool()`, and numbers with `.float()` or `.long()`",
+    ),
+    (
         r"input/output item only support types",
         "forward returns or takes something that is not a tensor. Return only tensors and None, "
         "and keep numbers and strings as attributes of the module",

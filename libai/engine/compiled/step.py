@@ -31,6 +31,7 @@ from libai.forward.index_check import NOTHING
 from libai.forward.state import frozen_parameters, own_buffers, with_class
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.optim import bias_corrections
+from libai.optim.state import walk_parameters
 from libai.parallel import Mesh
 from libai.parallel.batch_statistics import batch_norms, count_batches
 from libai.parallel.data_parallel import GradientReduction
@@ -438,6 +439,8 @@ class CompiledStep(PlainStep):
         of them.
         """
         model = self.parts.model
+        # OneFlow would refuse a parameter that a hook has replaced without its name
+        list(walk_parameters(self.parts.optimizer, model.named_parameters()))
         self.clear()
         failure: Exception | None = None
         try:

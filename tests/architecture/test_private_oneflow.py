@@ -20,9 +20,6 @@ ELSEWHERE = {
     "libai/launch/rank.py": {"ctypes"},  # prctl: a rank ends with its launcher
     "libai/launch/supervisor.py": {"ctypes"},  # prctl: it waits for what its launcher has started
     "libai/utils/rank_notes.py": {"ctypes"},  # a structure in a file that is mapped into memory
-    "libai/checkpoint/tensor_files.py": {
-        "ctypes"
-    },  # numpy's address of an array, for the package safetensors
 }
 
 

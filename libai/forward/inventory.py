@@ -298,7 +298,8 @@ class Inventory:
         `known`: ids of pairs that were compared, because objects may refer to each other.
         """
         if isinstance(kept, SIMPLE) or isinstance(now, SIMPLE):
-            is_equal = type(now) is type(kept) and (now == kept or now != now and kept != kept)
+            # not `==`: NaN equals NaN here, and 0.0 is not -0.0
+            is_equal = type(now) is type(kept) and repr(now) == repr(kept)
             return now is kept if self._by_identity else is_equal
         if now is not kept:
             is_lazy = isinstance(now, flow.Tensor) and now.is_lazy

@@ -104,6 +104,7 @@ class Net(nn.Module):
         self.now = self.first
         self.holder = types.SimpleNamespace(now=self.first)
         self.table = {Plain: 1.0}
+        self.zero = 0.0
         function = act
         self.closure = lambda h: function(h)
 
@@ -163,6 +164,7 @@ USES = {
     "environment": lambda net, h: flow.tanh(h) * float(os.environ.get("LIBAI_TEST_GAIN", 1)),
     "context": lambda net, h: flow.tanh(h) * CONTEXT.get(),
     "thread": lambda net, h: flow.tanh(h) * THREAD.gain,
+    "sign of zero": lambda net, h: flow.tanh(h) * float(np.copysign(1.0, net.zero)),
     "in vars": lambda net, h: flow.tanh(h) * (2 if "added" in vars(net) else 1),
     "in dir": lambda net, h: flow.tanh(h) * (2 if "added" in dir(net) else 1),
     "missing global": lambda net, h: flow.tanh(h) * globals().get("gain_that_is_added", 1.0),
@@ -214,6 +216,7 @@ CHANGES = {
     "environment": lambda net, patch: patch.setenv("LIBAI_TEST_GAIN", "2"),
     "context": lambda net, patch: CONTEXT.set(2.0),
     "thread": set_on(THREAD, "gain", 2.0),
+    "sign of zero": lambda net, patch: setattr(net, "zero", -0.0),
     "in vars": lambda net, patch: setattr(net, "added", 1),
     "in dir": lambda net, patch: setattr(net, "added", 1),
     "missing global": lambda net, patch: patch.setitem(globals(), "gain_that_is_added", 2.0),

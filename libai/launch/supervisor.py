@@ -318,6 +318,8 @@ class Supervisor:
                 ending = self.machines.settle(ending)
             if ending.report is not None:
                 self._say(ending.report)
+            elif ending.code == EXIT_FAILED:
+                say("launch: another machine failed and did not report why: read its output.")
         return ending
 
     # ----------------------------------------------------------------------------------------------

@@ -72,8 +72,8 @@ def encode_rows(dataset: Any, rows: Any) -> dict[str, np.ndarray]:
     if hasattr(rows, "to_dict"):
         rows = rows.to_dict("records")
     given = [{name: _present(value) for name, value in row.items()} for row in rows]
-    batch = {name: np.asarray(array) for name, array in dataset.encode(given).items()}
-    counts = {name: len(array) if array.ndim else 0 for name, array in batch.items()}
+    batch = {name: np.atleast_1d(array) for name, array in dataset.encode(given).items()}
+    counts = {name: len(array) for name, array in batch.items()}
     if set(counts.values()) != {len(given)}:
         raise DataError(
             f"{type(dataset).__name__}.encode returned {counts} samples for {len(given)} rows. "

@@ -137,9 +137,7 @@ def test_labels_that_repeat_the_tokens_are_warned_about(caplog, nothing_warned):
     tokens = np.arange(16).reshape(2, 8) % 7
     for labels in (np.where(tokens > 2, tokens, -100), np.roll(tokens, -1, 1)):
         warn_of_copied_labels({"input_ids": tokens, "labels": labels})
-    assert [text.partition(".")[0] for text in caplog.messages] == [
-        "every counted label of the first batch equals the input_ids at its place"
-    ]
+    assert caplog.text.count("every counted label of the first batch equals the input_ids") == 1
 
 
 def test_a_bad_loss_before_any_update_is_not_blamed_on_the_learning_rate(mode):

@@ -39,7 +39,7 @@ def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tupl
     known = directions_of(evaluators, metric.partition("/")[0])
     asked = of_sign or evaluation.eval_mode
     mode = asked or known.get(metric)
-    if asked is not None and asked != known.get(metric, asked):
+    if asked not in (None, known.get(metric, asked)):
         raise UserError(
             f"train.evaluation.eval_metric={signed} would keep the checkpoint with the worst "
             f"{metric}: its evaluator says that {known[metric]} is better. Leave out the sign and "

@@ -313,6 +313,8 @@ class Inventory:
                 return False
             if isinstance(kept, types.FunctionType) and not self._is_guard:
                 return now.__code__ is kept.__code__
+        if cannot_go_back(kept):  # a generator, of a decorator for example
+            return now is kept
         if is_iterator(kept) and not hasattr(kept, "__dict__"):
             return repr(now.__reduce__()[1:]) == repr(kept.__reduce__()[1:])
         if id(kept) not in self._contents:

@@ -5,6 +5,7 @@ It uses private parts of `nn.Graph` in OneFlow 0.9.0.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import gc
@@ -16,6 +17,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
+from oneflow.nn.graph import proxy
 from oneflow.nn.modules.batchnorm import _BatchNorm
 
 from libai.native.kernels import drop_descriptions
@@ -24,7 +26,7 @@ from libai.patches.internals import release_memory
 from libai.patches.launch_race import close_launch_race
 from libai.patches.local_operations import hooks_of_parameter
 from libai.patches.table import is_on
-from libai.patches.wrapping import repaired
+from libai.patches.wrapping import repair, repaired
 from libai.utils.errors import GraphBuildError
 from libai.utils.rank_notes import without_harmless_lines
 from libai.utils.tensors import map_tensors, tensors_in
@@ -48,6 +50,26 @@ def garbage_kept() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _class_of_proxy(choose: Callable[[Any], Any], origin: Any) -> Any:
+    """Return the class of a proxy for `origin`; None, which may be among modules, is its own."""
+    return _nothing if origin is None else choose(origin)
+
+
+def _nothing(*args: Any) -> None:
+    """Return the proxy of None."""
+
+
+def _set_origin(operation: Callable[..., Any], made: Any, origin: Any) -> None:
+    operation(made, origin)
+    if origin is not None:
+        modules = {name: made._modules.get(name) for name in origin._modules}
+        made.__dict__["_modules"] = collections.OrderedDict(modules)
+
+
+repair(proxy, {"get_proxy_cls": _class_of_proxy})
+repair(proxy.ProxyModule, {"_oneflow_internal_graphblock__set_origin": _set_origin})
 
 
 class CompiledGraph(nn.Graph):

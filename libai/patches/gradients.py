@@ -63,8 +63,12 @@ def _hardtanh(
 def _fill_(
     operation: Callable[..., Any], tensor: flow.Tensor, value: float | None = None
 ) -> flow.Tensor:
-    """Fill a tensor and zero its gradient, which OneFlow 0.9.0 passes on."""
-    if not _has_gradient(tensor):
+    """Fill a tensor and zero its gradient, which OneFlow 0.9.0 passes on.
+
+    OneFlow also fills the elements after the first one of a view, whatever its strides.
+    """
+    is_whole = tensor.is_global or tensor.is_lazy or tensor.is_contiguous()
+    if is_whole and not _has_gradient(tensor):
         return operation(tensor) if value is None else operation(tensor, value)
     return _assign(tensor, flow.zeros_like(tensor) + (value or 0))
 
@@ -119,7 +123,7 @@ def repair_gradients() -> None:
 
     `lgamma` gets its gradient, and `hardtanh` the right one in float64. `scatter` raises
     `UserError` for a product with a gradient. `h.zero_()`, `h.fill_(0)`, `h.copy_(s)` and `h *= h`
-    pass on the gradients of `h[...] = value`.
+    pass on the gradients of `h[...] = value`, and fill only the elements of a view.
     """
     for owner in (flow, flow._C, flow.nn.functional):
         repair(owner, _FUNCTIONS)

@@ -17,9 +17,9 @@ def repair_values() -> None:
 
     `layer_norm` applies a weight without a bias. `%` and `//` of negative numbers follow Python's
     signs. `roll` counts negative axes from the end. `&`, `|` and `^` of integers, which OneFlow
-    computes as logical operations, raise `UserError`. None in the size of
-    `adaptive_avg_pool2d`, and a gradient through a transposed convolution with a frozen weight, do
-    not end the process.
+    computes as logical operations, raise `UserError`. `orthogonal_` changes its tensor.
+    None in the size of `adaptive_avg_pool2d`, and a gradient through a transposed convolution with
+    a frozen weight, do not end the process.
     """
     import oneflow as flow
     from oneflow.nn import functional
@@ -32,6 +32,7 @@ def repair_values() -> None:
     flow.Tensor.roll = lambda self, *args, **kwargs: roll(self, *args, **kwargs)
     flow.Tensor.__mod__ = _remainder
     flow.Tensor.__floordiv__ = _operator(_quotient, flow.Tensor.__floordiv__)
+    flow.Tensor.orthogonal_ = _operator(_orthogonal, flow.Tensor.orthogonal_)
     for name in ("__and__", "__or__", "__xor__"):
         setattr(flow.Tensor, name, _operator(_logical, getattr(flow.Tensor, name)))
     functional.adaptive_avg_pool2d = functools.partial(_pool, functional.adaptive_avg_pool2d)
@@ -91,6 +92,11 @@ def _logical(operation: Callable[..., Any], x: Any, other: Any) -> Any:
             "one of bits. For single bits, write x // 2**n % 2."
         )
     return operation(x, other)
+
+
+def _orthogonal(operation: Callable[..., Any], x: Any, gain: float) -> Any:
+    """Fill `x`, which OneFlow leaves as it is."""
+    return x.copy_(operation(x, gain).to(x.dtype))
 
 
 def _pool(operation: Callable[..., Any], input: Any, output_size: Any) -> Any:

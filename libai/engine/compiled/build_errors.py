@@ -94,6 +94,10 @@ _REMEDIES = (
         "of every input",
     ),
     (
+        r"saved_variables not found",
+        "ctx of an autograd.Function has no saved_variables in OneFlow 0.9. Use ctx.saved_tensors",
+    ),
+    (
         r"incorrect number of gradients",
         "backward of the Function must return one value for each input of its forward: a gradient, "
         "or None for a tensor that needs none",
@@ -205,7 +209,7 @@ def _is_from_oneflow(error: Exception) -> bool:
     """Return whether OneFlow raised `error`, in C++ or in Python, rather than the user's own
     code.
     """
-    if re.search(r"\x1b\[|oneflow\.ErrorProto|needs_input_grad", str(error)):
+    if re.search(r"\x1b\[|oneflow\.ErrorProto|needs_input_grad|saved_variables", str(error)):
         return True
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and _OWN_FOLDERS[0] in Path(frames[-1].filename).parents

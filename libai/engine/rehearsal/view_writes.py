@@ -37,10 +37,13 @@ class WrongGradient(UserError):
 
 @dataclass
 class _Write:
-    """A change in place. `seen_by`: the tensors whose history contains it, by id."""
+    """A change in place. `memory`: the target's values. `seen_by`: the tensors whose history
+    contains it, by id.
+    """
 
     target: flow.Tensor
     line: str
+    memory: np.ndarray
     seen_by: dict[int, flow.Tensor]
 
 
@@ -106,9 +109,10 @@ class ViewWrites:
         return watched
 
     def _refuse_missed(self, given: list[flow.Tensor]) -> None:
-        for write in self._writes:
-            for tensor in given:
-                if id(tensor) not in write.seen_by and share_memory(tensor, write.target):
+        for tensor in given if self._writes else ():
+            memory = _numpy(tensor)  # once, because a model may write hundreds of times
+            for write in self._writes:
+                if id(tensor) not in write.seen_by and _overlap(memory, write.memory):
                     raise WrongGradient(
                         f"{write.line} changes a tensor in place, and {_users_line()} reads the "
                         "changed values through another tensor that shares its memory. OneFlow "
@@ -126,7 +130,7 @@ class ViewWrites:
         if name in _ADDITIONS and not needs_gradient:
             return
         if target.requires_grad or needs_gradient:
-            self._writes.append(_Write(target, line, {id(target): target}))
+            self._writes.append(_Write(target, line, _numpy(target), {id(target): target}))
 
     def _take_over(self, given: list[flow.Tensor]) -> None:
         """Give the target of an assignment the history of its value, as in `h[:, :2] *= 2`."""
@@ -137,11 +141,12 @@ class ViewWrites:
 
     def _pass_on(self, given: list[flow.Tensor], result: Any) -> None:
         """Give views of a tensor its history."""
-        for write in self._writes:
-            if any(id(tensor) in write.seen_by for tensor in given):
-                for made in tensors_in(result):
-                    if has_memory(made) and share_memory(made, write.target):
-                        write.seen_by[id(made)] = made
+        for made in filter(has_memory, tensors_in(result)):
+            memory = _numpy(made)
+            for write in self._writes:
+                is_seen = any(id(tensor) in write.seen_by for tensor in given)
+                if is_seen and _overlap(memory, write.memory):
+                    write.seen_by[id(made)] = made
 
 
 def _refuse_views_of_target(given: list[flow.Tensor]) -> None:
@@ -162,7 +167,10 @@ def has_memory(tensor: flow.Tensor) -> bool:
 
 def share_memory(one: flow.Tensor, other: flow.Tensor) -> bool:
     """Return whether two tensors on CPU have an element in common."""
-    first, second = _numpy(one), _numpy(other)
+    return _overlap(_numpy(one), _numpy(other))
+
+
+def _overlap(first: np.ndarray, second: np.ndarray) -> bool:
     if not np.may_share_memory(first, second):
         return False
     try:

@@ -162,8 +162,7 @@ class _TorchModule(types.ModuleType):
                 value = _find_module(path)
             if value is None:
                 raise TorchNameError(f"{users_line()}: {path}: {table.reason_for(path)}.")
-        setattr(self, name, value)
-        return value
+        return value  # not kept, because trainers replace functions of OneFlow for a while
 
 
 def users_line() -> str:
@@ -174,6 +173,7 @@ def users_line() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
+@functools.cache
 def _table() -> Any:
     """Return the module with the table of names. It imports oneflow, which this file must not."""
     return importlib.import_module("libai.torch_names.names")

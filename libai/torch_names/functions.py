@@ -14,12 +14,12 @@ import oneflow as flow
 from libai.layers.random import in_forward, next_call_id, random_int32
 
 
-def _creator(create: Callable[..., Any], draw: Callable[[Any], Any] | None = None) -> Any:
-    """Return `create` with `size=`; in a forward pass, `draw` makes the values."""
+def _creator(name: str, draw: Callable[[Any], Any] | None = None) -> Any:
+    """Return `flow.<name>` with `size=`; in a forward pass, `draw` makes the values."""
 
     def created(*args: Any, size: Any = (), **kwargs: Any) -> Any:
         if draw is None or not in_forward():
-            return create(*args, *size, **kwargs)
+            return getattr(flow, name)(*args, *size, **kwargs)
         return draw(flow.zeros(*args, *size, **kwargs))
 
     return created
@@ -37,16 +37,21 @@ def randn_like(input: Any, **options: Any) -> Any:
     return radius * flow.cos(rand_like(input) * (2.0 * math.pi))
 
 
-zeros = _creator(flow.zeros)
-ones = _creator(flow.ones)
-empty = _creator(flow.empty)
-rand = _creator(flow.rand, rand_like)
-randn = _creator(flow.randn, randn_like)
+zeros = _creator("zeros")
+ones = _creator("ones")
+empty = _creator("empty")
+rand = _creator("rand", rand_like)
+randn = _creator("randn", randn_like)
 
 
 def outer(input: Any, vec2: Any) -> Any:
     """Missing."""
     return input.unsqueeze(1) * vec2
+
+
+def norm(input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False) -> Any:
+    """Two axes are taken for a matrix."""
+    return flow.linalg.vector_norm(input, 2.0 if p == "fro" else p, dim, keepdim)
 
 
 def split(tensor: Any, split_size: Any, dim: int = 0) -> Any:

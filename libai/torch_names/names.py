@@ -7,9 +7,9 @@ A name that is not in the table is OneFlow's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import oneflow as flow
 from oneflow import nn
@@ -35,10 +35,17 @@ def _nothing(*args: Any, **options: Any) -> None:
     """Do nothing."""
 
 
-@contextlib.contextmanager
-def _no_context(*args: Any, **options: Any) -> Iterator[None]:
+class _NoContext(contextlib.ContextDecorator):
     """Change nothing: the trainer decides about mixed precision (`train.amp`)."""
-    yield
+
+    def __init__(self, *args: Any, **options: Any):
+        """Ignore the arguments."""
+
+    def __enter__(self) -> None:
+        """Change nothing."""
+
+    def __exit__(self, *error: Any) -> None:
+        """Change nothing."""
 
 
 def _false() -> bool:
@@ -61,10 +68,11 @@ NAMES: dict[str, Any] = {
     "torch.backends.cudnn.benchmark": False,
     "torch.backends.cudnn.deterministic": True,
     "torch.backends.cuda.matmul.allow_tf32": False,
-    "torch.autocast": _no_context,
-    "torch.amp.autocast": _no_context,
-    "torch.cuda.amp.autocast": _no_context,
-    "torch.nn.attention.sdpa_kernel": _no_context,
+    "torch.autocast": _NoContext,
+    "torch.amp.autocast": _NoContext,
+    "torch.cuda.amp.autocast": _NoContext,
+    "torch.backends.cuda.sdp_kernel": _NoContext,
+    "torch.nn.attention.sdpa_kernel": _NoContext,
     "torch.nn.attention.SDPBackend": SimpleNamespace(
         MATH=0, FLASH_ATTENTION=1, EFFICIENT_ATTENTION=2, CUDNN_ATTENTION=3
     ),
@@ -85,11 +93,20 @@ NAMES: dict[str, Any] = {
     "torch.nn.init.xavier_uniform": nn.init.xavier_uniform_,
     "torch.nn.init.constant": nn.init.constant_,
     "torch.nn.utils.parametrizations.weight_norm": nn.utils.weight_norm,
+    "torch.functional.norm": functions.norm,
     "torch.concatenate": flow.cat,
     "torch.true_divide": flow.div,
     "torch.spmm": flow.matmul,
     "torch.cosine_similarity": nn.functional.cosine_similarity,
+    "torch.sigmoid_": flow.sigmoid,
+    "torch.autograd.function.Function": flow.autograd.Function,
+    # annotations for TorchScript
+    "torch.jit.unused": _same,
+    "torch.jit.Final": Final,
+    "torch.jit.is_tracing": _false,
     # facts
+    "torch.pi": math.pi,
+    "torch.inf": math.inf,
     "torch.__version__": "2.0.0",
     "torch.distributed.is_available": _false,
     "torch.distributed.is_initialized": _false,
@@ -97,26 +114,36 @@ NAMES: dict[str, Any] = {
     "torch.jit.is_scripting": _false,
 }
 
+_FOURIER = "OneFlow 0.9.0 has no Fourier transforms"
+_COMPLEX = "OneFlow 0.9.0 has no complex numbers"
+_SPARSE = "OneFlow 0.9.0 has no sparse tensors"
+_REWRITING = "programs that rewrite or export models need PyTorch"
+#: beginnings of names
 _REASONS = {
-    "torch.fft": "OneFlow 0.9.0 has no Fourier transforms",
-    "torch.stft": "OneFlow 0.9.0 has no Fourier transforms",
-    "torch.complex": "OneFlow 0.9.0 has no complex numbers",
-    "torch.cfloat": "OneFlow 0.9.0 has no complex numbers",
-    "torch.view_as": "OneFlow 0.9.0 has no complex numbers",
-    "torch.polar": "OneFlow 0.9.0 has no complex numbers",
-    "torch.sparse": "OneFlow 0.9.0 has no sparse tensors",
-    "torch.linalg": "OneFlow 0.9.0 has only norms and products of matrices",
-    "torch.distributed": "the trainer starts the processes (train.dist)",
-    "torch.func": "programs that rewrite models need PyTorch",
-    "torch.fx": "programs that rewrite models need PyTorch",
-    "torch.nested": "OneFlow 0.9.0 has no ragged tensors",
-    "torch.distributions": "OneFlow 0.9.0 has only distributions.Categorical",
+    "torch.fft.": _FOURIER,
+    "torch.stft.": _FOURIER,
+    "torch.complex": _COMPLEX,
+    "torch.cfloat.": _COMPLEX,
+    "torch.view_as": _COMPLEX,
+    "torch.polar.": _COMPLEX,
+    "torch.sparse": _SPARSE,
+    "torch.linalg.": "OneFlow 0.9.0 has only norms and products of matrices",
+    "torch.distributed.": "the trainer starts the processes (train.dist)",
+    "torch.func.": _REWRITING,
+    "torch.fx.": _REWRITING,
+    "torch.jit.": _REWRITING,
+    "torch.nn.utils.parametrize.": _REWRITING,
+    "torch.ops.": "kernels for PyTorch need PyTorch",
+    "torch.utils.cpp_extension.": "kernels for PyTorch need PyTorch",
+    "torch.nested.": "OneFlow 0.9.0 has no ragged tensors",
+    "torch.distributions.": "OneFlow 0.9.0 has only distributions.Categorical",
+    "torch.cuda.amp.GradScaler.": "the trainer scales the loss (train.amp)",
 }
 
 
 def reason_for(path: str) -> str:
     """Return why the name `path` has no counterpart."""
-    found = [reason for start, reason in _REASONS.items() if path.startswith(start)]
+    found = [reason for start, reason in _REASONS.items() if f"{path}.".startswith(start)]
     return found[0] if found else "OneFlow 0.9.0 has no counterpart"
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
+from libai.patches.wrapping import repair
 from libai.torch_names import functions
 
 _unfold = flow.Tensor.unfold
 _copy = flow.Tensor.copy_
+#: keys of hooks that OneFlow, which uses the number of hooks, never takes
+_hook_keys = itertools.count(10**6)
 
 
 @functools.wraps(_unfold)
@@ -46,6 +51,24 @@ def _ignored(*args: Any) -> None:
     """Without effect here."""
 
 
+def _registered(kind: str, register: Any, module: Any, hook: Any) -> SimpleNamespace:
+    """The result is None, not a handle that removes the hook."""
+    register(module, hook)
+    hooks = getattr(module, kind)
+    key = next(_hook_keys)
+    hooks[key] = hooks.popitem()[1]
+    return SimpleNamespace(remove=functools.partial(hooks.pop, key, None))
+
+
+def _from_pretrained(
+    layer: Any, embeddings: Any, freeze: bool = True, padding_idx: Any = None, **options: Any
+) -> Any:
+    """Missing."""
+    made = layer(*embeddings.shape, padding_idx, **options)
+    made.weight = nn.Parameter(embeddings, requires_grad=not freeze)
+    return made
+
+
 _TENSOR = {
     "__array_priority__": 1000,  # `np.sqrt(2) * tensor` is a tensor, not an array of objects
     "__neg__": _negative,
@@ -53,6 +76,7 @@ _TENSOR = {
     "copy_": _copied,
     "is_xpu": property(_never),
     "mT": property(_transposed),
+    "norm": functions.norm,
     "require_grad": property(_never, _ignored),  # a common misspelling, without effect
     "sort": functions.sort,
     "split": functions.split,
@@ -66,3 +90,7 @@ def complete_tensors() -> None:
         setattr(flow.Tensor, name, value)
     for layer in (nn.LSTM, nn.GRU, nn.RNN):
         layer.flatten_parameters = _ignored
+    nn.Embedding.from_pretrained = classmethod(_from_pretrained)
+    for kind in ("forward", "forward_pre"):
+        registered = functools.partial(_registered, f"_{kind}_hooks")
+        repair(nn.Module, {f"register_{kind}_hook": registered})

@@ -1,7 +1,7 @@
 """The attention and Transformer layers of `torch.nn`, which OneFlow 0.9.0 lacks.
 
 Parameters have PyTorch's names and initialization. The public names of this file are rows of the
-table in `names`. Inputs have three axes, masks two. A query whose keys are all hidden gives NaN,
+table in `names`. Inputs have three axes. A query whose keys are all hidden gives NaN,
 which stops the run. `is_causal` is only a hint in PyTorch, so the mask alone decides.
 """
 
@@ -52,24 +52,25 @@ class MultiheadAttention(nn.Module):
         key_padding_mask: Any = None,
         need_weights: bool = True,
         attn_mask: Any = None,
-        *,
+        average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Any, Any]:
         """Return the outputs, shaped like `query`, and the attention weights or None."""
-        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        heads = []
-        for x, weight, bias in zip((query, key, value), self.in_proj_weight.chunk(3), biases):
-            x = nn.functional.linear(x if self.batch_first else x.transpose(0, 1), weight, bias)
-            heads.append(x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2))
-        if key_padding_mask is not None:
-            key_padding_mask = key_padding_mask[:, None, None]
-        out, shares = functional.attend(
-            (attn_mask, key_padding_mask), self.dropout if self.training else 0.0, *heads
-        )
-        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        inputs = [query, key, value]
         if not self.batch_first:
-            out = out.transpose(0, 1)
-        return out, shares.mean(1) if need_weights else None
+            inputs = [one.transpose(0, 1) for one in inputs]
+        out, shares = functional.attend_in_heads(
+            inputs,
+            self.in_proj_weight.chunk(3),
+            self.in_proj_bias,
+            self.num_heads,
+            (attn_mask, key_padding_mask),
+            self.dropout if self.training else 0.0,
+            need_weights,
+            average_attn_weights,
+        )
+        out = self.out_proj(out)
+        return out if self.batch_first else out.transpose(0, 1), shares
 
 
 class TransformerEncoderLayer(nn.Module):
@@ -166,22 +167,30 @@ class TransformerEncoder(nn.Module):
 
     def forward(self, src: Any, mask: Any = None, *args: Any, **options: Any) -> Any:
         """Return the last layer's output, normalized. The layers get the other arguments."""
+        options.update(zip(("src_key_padding_mask", "is_causal"), args))
+        return self._run(src, src_mask=mask, **options)
+
+    def _run(self, x: Any, *args: Any, **options: Any) -> Any:
+        """Call the layers, which may be the user's, with PyTorch's names of arguments."""
         for layer in self.layers:
-            src = layer(src, mask, *args, **options)
-        return src if self.norm is None else self.norm(src)
+            x = layer(x, *args, **options)
+        return x if self.norm is None else self.norm(x)
 
 
 class TransformerDecoder(TransformerEncoder):
     """Missing."""
 
+    _masks = ("tgt_mask", "memory_mask", "tgt_key_padding_mask", "memory_key_padding_mask")
+
     def __init__(self, decoder_layer: Any, num_layers: int, norm: Any = None):
         super().__init__(decoder_layer, num_layers, norm)
 
     def forward(  # type: ignore[override]  # PyTorch's arguments
-        self, tgt: Any, memory: Any, *args: Any, **options: Any
+        self, tgt: Any, memory: Any, *masks: Any, **options: Any
     ) -> Any:
         """Return the last layer's output, normalized. The layers get the other arguments."""
-        return super().forward(tgt, memory, *args, **options)
+        options.update(zip(self._masks, masks))
+        return self._run(tgt, memory, **options)
 
 
 class Transformer(nn.Module):

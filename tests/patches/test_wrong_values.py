@@ -42,6 +42,7 @@ def test_operations_of_bits_are_refused():
 def test_a_frozen_transposed_convolution_passes_a_gradient_on():
     """OneFlow's own backward pass ends the process."""
     layer = nn.ConvTranspose2d(2, 3, 2).requires_grad_(False)
+    layer.weight.copy_(flow.arange(24.0).reshape(2, 3, 2, 2))
     x = flow.ones(1, 2, 4, 4, requires_grad=True)
     layer(x).sum().backward()
     assert_allclose(x.grad.numpy()[0, :, 0, 0], layer.weight.numpy().sum((1, 2, 3)), rtol=1e-5)

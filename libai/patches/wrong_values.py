@@ -18,13 +18,17 @@ def repair_values() -> None:
     `layer_norm` applies a weight without a bias. `%` and `//` of negative numbers follow Python's
     signs. `roll` counts negative axes from the end. `&`, `|` and `^` of integers, which OneFlow
     computes as logical operations, raise `UserError`. `orthogonal_` changes its tensor.
-    None in the size of `adaptive_avg_pool2d`, and a gradient through a transposed convolution with
-    a frozen weight, do not end the process.
+    None in the size of `adaptive_avg_pool2d`, and gradients of a vector in `matmul` and of a
+    transposed convolution with a frozen weight, do not end the process.
     """
     import oneflow as flow
     from oneflow.nn import functional
     from oneflow.nn.modules import normalization
 
+    from libai.patches.wrapping import repair, repaired
+
+    flow.matmul = flow._C.matmul = repaired(_matmul, flow._C.matmul)
+    repair(flow.Tensor, {"matmul": _matmul, "__matmul__": _matmul})
     normalization.layer_norm = functools.partial(_layer_norm, normalization.layer_norm)
     functional.layer_norm = normalization.layer_norm
     roll = functools.wraps(flow.roll)(functools.partial(_roll, flow._C.roll))
@@ -97,6 +101,17 @@ def _logical(operation: Callable[..., Any], x: Any, other: Any) -> Any:
 def _orthogonal(operation: Callable[..., Any], x: Any, gain: float) -> Any:
     """Fill `x`, which OneFlow leaves as it is."""
     return x.copy_(operation(x, gain).to(x.dtype))
+
+
+def _matmul(
+    operation: Callable[..., Any], input: Any, other: Any, *args: Any, **options: Any
+) -> Any:
+    """Make a matrix of a vector if the other operand has more than two axes."""
+    if other.ndim == 1 and input.ndim > 2:
+        return operation(input, other.unsqueeze(1)).squeeze(-1)
+    if input.ndim == 1 and other.ndim > 2:
+        return operation(input.unsqueeze(0), other).squeeze(-2)
+    return operation(input, other, *args, **options)
 
 
 def _pool(operation: Callable[..., Any], input: Any, output_size: Any) -> Any:

@@ -144,11 +144,6 @@ def attend_in_heads(
     return out, shares.mean(1) if averages else shares
 
 
-def pixel_shuffle(input: Any, upscale_factor: int) -> Any:
-    """Missing, although its layer exists."""
-    return nn.PixelShuffle(upscale_factor)(input)
-
-
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Not seeded."""
     return drop(input, p, input.shape, next_call_id()) if training and p else input

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
-from libai.patches.wrapping import repair
 from libai.torch_names import functions
 
 _unfold = flow.Tensor.unfold
 _copy = flow.Tensor.copy_
-#: keys of hooks that OneFlow, which uses the number of hooks, never takes
-_hook_keys = itertools.count(10**6)
 
 
 @functools.wraps(_unfold)
@@ -51,15 +46,6 @@ def _ignored(*args: Any) -> None:
     """Without effect here."""
 
 
-def _registered(kind: str, register: Any, module: Any, hook: Any) -> SimpleNamespace:
-    """The result is None, not a handle that removes the hook."""
-    register(module, hook)
-    hooks = getattr(module, kind)
-    key = next(_hook_keys)
-    hooks[key] = hooks.popitem()[1]
-    return SimpleNamespace(remove=functools.partial(hooks.pop, key, None))
-
-
 def _from_pretrained(
     layer: Any, embeddings: Any, freeze: bool = True, padding_idx: Any = None, **options: Any
 ) -> Any:
@@ -91,6 +77,3 @@ def complete_tensors() -> None:
     for layer in (nn.LSTM, nn.GRU, nn.RNN):
         layer.flatten_parameters = _ignored
     nn.Embedding.from_pretrained = classmethod(_from_pretrained)
-    for kind in ("forward", "forward_pre"):
-        registered = functools.partial(_registered, f"_{kind}_hooks")
-        repair(nn.Module, {f"register_{kind}_hook": registered})

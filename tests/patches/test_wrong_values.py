@@ -39,6 +39,13 @@ def test_operations_of_bits_are_refused():
     assert (flow.tensor(WHOLE > 0) | flow.tensor(WHOLE > 1)).dtype == flow.bool
 
 
+def test_a_vector_times_matrices_has_a_gradient():
+    """OneFlow's own backward pass ends the process."""
+    x = flow.ones(4, requires_grad=True)
+    (x @ flow.ones(2, 4, 4) @ x).sum().backward()
+    assert_allclose(x.grad.numpy(), 16.0)
+
+
 def test_a_frozen_transposed_convolution_passes_a_gradient_on():
     """OneFlow's own backward pass ends the process."""
     layer = nn.ConvTranspose2d(2, 3, 2).requires_grad_(False)

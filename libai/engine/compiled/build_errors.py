@@ -52,6 +52,11 @@ _EXPLAINED_LATER = r"the same placement|FunctionNode .* has been released"
 _REMEDIES = (
     (r"tensor\.numpy\(\) is not allowed|Only eager scalar tensor|\.item\(\)", _READS_A_VALUE),
     (r"can not be applied to argwhere|boolean\(mask\)|argwhere|masked_select", _SHAPE_FROM_DATA),
+    (
+        r"pack_padded_sequence|pad_packed_sequence",
+        "the lengths are values of the batch, which a graph does not know. Train eagerly "
+        "(graph.enabled=false), or mask the padding instead of packing",
+    ),
     (r"the same placement", _MEETS_TWO_STAGES),
     (
         r"FunctionNode .* has been released",

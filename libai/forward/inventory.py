@@ -283,7 +283,8 @@ class Inventory:
             self.watched.append((read, read()))
         elif isinstance(held, _REFILLED):
             self.watched.append((held.copy, kept))
-            if self._by_identity and isinstance(held, Mapping | list):
+            # a list's True may become 1, which is equal
+            if (self._by_identity or held is value) and isinstance(held, Mapping | list):
                 ids = partial(_ids_in, held)
                 self.watched.append((ids, ids()))
         elif isinstance(value, ContextVar):

@@ -105,6 +105,7 @@ class Net(nn.Module):
         self.holder = types.SimpleNamespace(now=self.first)
         self.table = {Plain: 1.0}
         self.zero = 0.0
+        self.flags = [True]
         function = act
         self.closure = lambda h: function(h)
 
@@ -165,6 +166,7 @@ USES = {
     "context": lambda net, h: flow.tanh(h) * CONTEXT.get(),
     "thread": lambda net, h: flow.tanh(h) * THREAD.gain,
     "sign of zero": lambda net, h: flow.tanh(h) * float(np.copysign(1.0, net.zero)),
+    "equal item": lambda net, h: h if net.flags[0] is True else flow.tanh(h),
     "in vars": lambda net, h: flow.tanh(h) * (2 if "added" in vars(net) else 1),
     "in dir": lambda net, h: flow.tanh(h) * (2 if "added" in dir(net) else 1),
     "missing global": lambda net, h: flow.tanh(h) * globals().get("gain_that_is_added", 1.0),
@@ -217,6 +219,7 @@ CHANGES = {
     "context": lambda net, patch: CONTEXT.set(2.0),
     "thread": set_on(THREAD, "gain", 2.0),
     "sign of zero": lambda net, patch: setattr(net, "zero", -0.0),
+    "equal item": lambda net, patch: net.flags.__setitem__(0, 1),
     "in vars": lambda net, patch: setattr(net, "added", 1),
     "in dir": lambda net, patch: setattr(net, "added", 1),
     "missing global": lambda net, patch: patch.setitem(globals(), "gain_that_is_added", 2.0),

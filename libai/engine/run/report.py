@@ -228,7 +228,7 @@ def write_summary(run: RunBase) -> None:
         figures = [f"{name} {x:.4f}" for name, x in (result.best_metrics or {}).items()]
         kept = "loaded" if run.config.train.load_best_at_end else "not loaded"
         text = f"best at {result.best_iter}: {'  '.join(figures)} ({kept})"
-        logger.info("%s", text, extra={"is_result": True})
+        logger.info("%s", text)
     parts = [
         f"{verb} after {made} iterations{of_all} in {timedelta(seconds=round(timer.total_seconds))}"
     ]

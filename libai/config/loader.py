@@ -37,7 +37,7 @@ from libai.config.settings.schema import (
     TYPED_SECTIONS,
     defaults,
 )
-from libai.config.torch_files import remember_files
+from libai.config.torch_files import CONFIG_BUILTINS, remember_files
 from libai.launch.request import find_config
 from libai.utils import installation
 from libai.utils.errors import UserError
@@ -78,7 +78,9 @@ def load(path: str | Path, trust: bool = False) -> DictConfig:
     if path.suffix != ".py":
         raise ConfigError(f"{path} is not a config file: expected a .py or a .yaml file.")
     source = path.resolve()
-    make_importable(source.parent)
+    if Path(installation.shipped_configs()) not in source.parents:
+        # common/data/ would hide a user's data.py
+        make_importable(source.parent)
     public, problems = {}, []
     for name, value in _run(source).items():
         if name.startswith("_"):
@@ -149,6 +151,7 @@ class _ConfigFile(SourceFileLoader):
                     ImportError
                 ):  # another package with that name was imported earlier
                     setattr(importlib.import_module(parent), last, sys.modules[name])
+        vars(module).setdefault("__builtins__", CONFIG_BUILTINS)
         super().exec_module(module)
         for name, value in list(vars(module).items()):
             is_public = not name.startswith("_") and CONFIG_PACKAGE.match(module.__name__)

@@ -117,6 +117,12 @@ class _UserFile(Loader):
         self._loader.exec_module(module)
 
 
+def _import_in_config(name: str, *args: Any, **options: Any) -> Any:
+    """Import a module for a config file: `torch` is OneFlow inside of `torch_files()`."""
+    is_torch = name.partition(".")[0] == "torch" and _FINDER.num_blocks > 0
+    return (_import if is_torch else builtins.__import__)(name, *args, **options)
+
+
 def _import(
     name: str,
     globals: Mapping[str, Any] | None = None,
@@ -143,6 +149,8 @@ def _import(
 
 
 _USER_BUILTINS = {**vars(builtins), "__import__": _import}
+#: the names of a config file, which may itself import torch in a block
+CONFIG_BUILTINS = {**vars(builtins), "__import__": _import_in_config}
 
 
 class _TorchModule(types.ModuleType):
@@ -168,7 +176,7 @@ class _TorchModule(types.ModuleType):
 def users_line() -> str:
     """Return the line of the user's file that runs, as `file:line`."""
     frame = sys._getframe(2)
-    while frame.f_back and frame.f_globals.get("__builtins__") is not _USER_BUILTINS:
+    while frame.f_back and frame.f_builtins["__import__"] not in (_import, _import_in_config):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 

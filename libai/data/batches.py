@@ -1,12 +1,13 @@
 """Read the samples at given indices of a dataset as one batch.
 
 A batch is a `dict[str, np.ndarray]` of int64, float32 or bool arrays, whose first axis counts the
-samples. A dataset has `len(ds)` and `ds[i] -> dict`. If it also has `ds.get_batch(indices) -> dict
-of arrays`, that is used instead of `ds[i]`.
+samples. A dataset has `len(ds)` and `ds[i] -> dict` (or tuple, see `named_items`). If it also has
+`ds.get_batch(indices) -> dict of arrays`, that is used instead of `ds[i]`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
@@ -19,6 +20,7 @@ import numpy as np
 from libai.data.datasets import Batch, as_dataset
 from libai.data.errors import DataError, SampleError
 from libai.data.random_state import THREAD, Seeds
+from libai.data.torch_loader import LoaderParts
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_range, check_sizes
 
@@ -34,7 +36,7 @@ class BatchReader:
     because these release the interpreter lock. `collate(samples) -> dict` builds the batch from a
     list of the values returned by `ds[i]`. A collate function can also have a method
     `pad_to(samples, length)`. If the dataset has an attribute `lengths`, that method is called
-    instead, with the length of the longest sample on any rank.
+    instead, with the length of the longest sample on any rank. `parts`: what `dataset` is made of.
     """
 
     def __init__(self, dataset: Any, num_workers: int = 0, *, collate: Collate | None = None):
@@ -43,7 +45,9 @@ class BatchReader:
             raise DataError(
                 f"collate is a {type(collate).__name__}, not a function of a list of samples."
             )
-        self.dataset = as_dataset(dataset)
+        self.parts = LoaderParts.of(dataset)
+        collate = collate or self.parts.collate
+        self.dataset = as_dataset(self.parts.dataset)
         self._name = type(self.dataset).__name__
         self.collate = collate
         self._has_batches = collate is None and hasattr(self.dataset, "get_batch")
@@ -138,6 +142,7 @@ def _read(name: str, get: Callable[[Any], Any], index: Any) -> Any:
 
 def _combined(name: str, parts: Sequence[Any], are_batches: bool) -> Mapping[str, Any]:
     """Combine many dicts of arrays into one: stack samples, or concatenate the parts of a batch."""
+    parts = list(map(named_items, parts))
     first = _checked_dict(f"{'get_batch' if are_batches else 'a sample'} of {name}", parts[0])
     if are_batches and len(parts) == 1:
         return first
@@ -151,7 +156,7 @@ def _combined(name: str, parts: Sequence[Any], are_batches: bool) -> Mapping[str
             )
     batch = {}
     for key in first:
-        arrays = [_to_numpy(part[key]) for part in parts]
+        arrays = _arrays_of([part[key] for part in parts])
         try:
             batch[key] = combine(arrays)
         except ValueError as error:
@@ -164,17 +169,41 @@ def _combined(name: str, parts: Sequence[Any], are_batches: bool) -> Mapping[str
     return batch
 
 
+def _arrays_of(values: Sequence[Any]) -> list[np.ndarray]:
+    """Return values as arrays. Every single tensor would wait for OneFlow's thread: 1 ms each."""
+    flow = sys.modules.get("oneflow")
+    kinds = {(type(value), getattr(value, "shape", None)) for value in values}
+    if flow is not None and len(kinds) == 1 and isinstance(values[0], flow.Tensor):
+        return list(flow.stack(values).numpy())
+    return list(map(_to_numpy, values))
+
+
 def _to_numpy(value: Any) -> np.ndarray:
     # A dataset may return OneFlow tensors, or any objects with a `numpy()` method; this needs no
     # import of oneflow.
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
+def named_items(items: Any) -> Any:
+    """Return the items of a tuple or list by name: x, x2, x3 …, and y for the last of several.
+
+    Other values are returned unchanged.
+
+    >>> named_items((1, 2))
+    {'x': 1, 'y': 2}
+    """
+    if not isinstance(items, tuple | list) or not items:
+        return items
+    inputs = ["x", *(f"x{number}" for number in range(2, len(items)))]
+    return dict(zip([*inputs, "y"][: len(items)], items))
+
+
 def _checked_dict(what: str, found: Any) -> Mapping[str, Any]:
-    if isinstance(found, Mapping):
-        return found
+    items = named_items(found)
+    if isinstance(items, Mapping):
+        return items
     raise DataError(
-        f"{what} is a {type(found).__name__}, not a dict: return a "
+        f"{what} is a {type(found).__name__}, not a dict or a tuple: return a "
         "dict whose keys are "
         'arguments of model.forward, e.g. {"images": image, "labels": label}.'
     )

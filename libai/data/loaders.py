@@ -178,7 +178,7 @@ def build_train_loader(
     data_rank: int | None = None,
     num_data_ranks: int | None = None,
     seed: int = 0,
-    shuffle: bool = True,
+    shuffle: bool | None = None,
     num_workers: int = 0,
     collate: Collate | None = None,
     prefetch: int = 2,
@@ -187,7 +187,8 @@ def build_train_loader(
 
     Args:
         dataset: an object with `len(ds)` and `ds[i] -> dict` or `get_batch(indices)`, or a dict of
-            arrays with equal length.
+            arrays with equal length, or a `DataLoader` (see `LoaderParts`).
+        shuffle: whether an epoch is a permutation (default: true, or as the `DataLoader`).
         data_rank, num_data_ranks: select the part of every global batch that this process reads. By
             default every process of the job reads its own part. Tensor-parallel and
             pipeline-parallel ranks must read the same data: for them, pass `mesh.data_rank` and
@@ -202,6 +203,15 @@ def build_train_loader(
     """
     layout = _layout(micro_batch_size, data_rank, num_data_ranks)
     reader = BatchReader(dataset, num_workers, collate=collate)
+    parts = reader.parts
+    if parts.batch_size not in (None, micro_batch_size):
+        raise DataError(
+            f"the DataLoader has batch_size={parts.batch_size}, but the run reads "
+            f"{micro_batch_size} samples per rank and forward pass. Set "
+            f"train.train_micro_batch_size={parts.batch_size} (micro_batch_size in Python)."
+        )
+    if shuffle is None:
+        shuffle = parts.shuffle
     return TrainLoader(reader, layout, seed=seed, shuffle=shuffle, prefetch=prefetch)
 
 
@@ -306,9 +316,10 @@ def build_eval_loader(
     """Build an evaluation loader of `(batch, replicated)` pairs, see `EvalLoader`.
 
     `max_batches` keeps only the first batches, each of `micro_batch_size` samples per rank (a last,
-    incomplete one is kept whole). `seed`: for samples that use global random generators; a sample
-    gets the same numbers in every evaluation. The other arguments are the same as for
-    `build_train_loader`. Raises `DataError` for an empty dataset or impossible numbers.
+    incomplete one is kept whole). The batch size of a `DataLoader` has no effect. `seed`: for
+    samples that use global random generators; a sample gets the same numbers in every evaluation.
+    The other arguments are the same as for `build_train_loader`. Raises `DataError` for an empty
+    dataset or impossible numbers.
     """
     layout = _layout(micro_batch_size, data_rank, num_data_ranks)
     reader = BatchReader(dataset, num_workers, collate=collate)

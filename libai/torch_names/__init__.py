@@ -1,8 +1,9 @@
 """PyTorch's names for OneFlow 0.9.0, and what a user's PyTorch file needs to train here.
 
 `functions` (torch), `functional` (torch.nn.functional), `layers` and `transformer` (torch.nn),
-`optimizers` (torch.optim) and `tensors` (methods) hold one definition for each name that OneFlow
-lacks or defines differently; `names` is the table. docs/migrate/pytorch.md is the page for users.
+`optimizers` and `schedules` (torch.optim), `data` (torch.utils.data) and `tensors` (methods) hold
+one definition for each name that OneFlow lacks or defines differently; `names` is the table.
+docs/pytorch.md is the page for users.
 """
 
 from libai.config.torch_files import torch_files

@@ -14,7 +14,16 @@ from typing import Any, Final
 import oneflow as flow
 from oneflow import nn
 
-from libai.torch_names import functional, functions, layers, optimizers, tensors, transformer
+from libai.torch_names import (
+    data,
+    functional,
+    functions,
+    layers,
+    optimizers,
+    schedules,
+    tensors,
+    transformer,
+)
 
 
 def _own_names(prefix: str, module: ModuleType) -> dict[str, Any]:
@@ -58,6 +67,8 @@ NAMES: dict[str, Any] = {
     **_own_names("torch.nn", transformer),
     **_own_names("torch.nn.functional", functional),
     **_own_names("torch.optim", optimizers),
+    **_own_names("torch.optim.lr_scheduler", schedules),
+    **_own_names("torch.utils.data", data),
     # only make a model faster
     "torch.compile": _same,
     "torch.nn.DataParallel": _same,

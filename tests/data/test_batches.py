@@ -48,7 +48,8 @@ def test_numbers_become_int64_float32_or_bool(value, dtype, num_workers):
 @pytest.mark.parametrize(
     "samples, text",
     [
-        ([(1, 2)], "a sample of ListDataset is a tuple, not a dict: return a dict whose keys"),
+        ([1], "a sample of ListDataset is a int, not a dict or a tuple: return a dict whose keys"),
+        ([(1, 2), (1,)], r"samples of ListDataset have the keys \['x', 'y'\] and \['x'\]"),
         (
             [{"x": 1}, {"y": 1}],
             r"samples of ListDataset have the keys \['x'\] and \['y'\]: every sample",

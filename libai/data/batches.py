@@ -192,7 +192,8 @@ def named_items(items: Any) -> Any:
     >>> named_items((1, 2))
     {'x': 1, 'y': 2}
     """
-    if not isinstance(items, tuple | list) or not items:
+    is_sequence = isinstance(items, tuple | list) and bool(items)
+    if not is_sequence or isinstance(items[0], Mapping):  # the latter are samples
         return items
     inputs = ["x", *(f"x{number}" for number in range(2, len(items)))]
     return dict(zip([*inputs, "y"][: len(items)], items))

@@ -9,11 +9,12 @@ from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 
+import jobs
 import numpy as np
 import oneflow as flow
 import pytest
 from hf_folders import with_tokenizer
-from jobs import ROOT, read_metrics
+from jobs import LIBAI, ROOT, read_metrics
 from omegaconf import OmegaConf
 from oneflow import nn
 from test_readme import blocks
@@ -35,7 +36,46 @@ COUNTS = {
     "parallelism": 1,
     "launching": 1,
 }
-COUNTS.update(config=2, checkpoints=2, inference=4)
+COUNTS.update(config=2, checkpoints=2, inference=4, pytorch=1)
+#: model.py and data.py as the page on PyTorch files assumes them
+TORCH_FILES = {
+    "model.py": """
+import torch
+from dataclasses import dataclass
+
+@dataclass
+class GPTConfig:
+    n_layer: int = 12
+
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.embed = torch.nn.Embedding(11, 8)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(config.n_layer))
+        self.head = torch.nn.Linear(8, 11, bias=False)
+
+    def forward(self, idx, targets=None):
+        x = self.embed(idx)
+        for block in self.blocks:
+            x = x + torch.nn.functional.gelu(block(x))
+        logits = self.head(x)
+        if targets is None:
+            return logits, None
+        loss = torch.nn.functional.cross_entropy(logits.view(-1, 11), targets.view(-1))
+        return logits, loss
+""",
+    "data.py": """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def train_loader():
+    tokens = torch.arange(16 * 6).view(16, 6) % 11
+    data = TensorDataset(tokens[:, :-1], tokens[:, 1:])
+    return DataLoader(data, batch_size=8, shuffle=True)
+
+val_loader = train_loader
+""",
+}
 
 
 def block(page, index=0):
@@ -92,6 +132,16 @@ def test_hooks():
     trainer = own(model, batches, flow.optim.SGD(model.parameters(), lr=0.1))
     trainer.train(0, 3)
     assert trainer.fetch_metrics()["train/a"] < before
+
+
+@pytest.mark.parametrize("mode", ["false", "true"])
+def test_a_pytorch_file_trains_from_its_config(mode, tmp_path):
+    for name, text in {**TORCH_FILES, "config.py": block("pytorch")}.items():
+        (tmp_path / name).write_text(text)
+    settings = [f"graph.enabled={mode}", "train.train_iter=2", "train.output_dir=out"]
+    settings += ["train.evaluation.eval_period=2", "train.log_period=1"]
+    done = jobs.run([*LIBAI, "train", "config.py", *settings], cwd=tmp_path)
+    assert done.returncode == 0 and "iter 2/2" in done.stdout, done
 
 
 def test_model_summary(capsys):

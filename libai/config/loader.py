@@ -26,6 +26,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from libai.config import torch_files
 from libai.config.instantiation import CONFIG_PACKAGE
 from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
@@ -323,7 +324,11 @@ def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
         line = f"\n    {error.text.strip()}" if error.text else ""
         return f"{shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}.{line}"
     text = re.sub(CONFIG_PACKAGE.pattern.removeprefix("^"), ".", str(error)) or "no message"
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != torch_files.__file__  # it imports for the file
+    ]
     inside = [frame for frame in frames if frame.filename in files]
     if not inside:
         return (

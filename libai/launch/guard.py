@@ -8,7 +8,6 @@ rank hanging.
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import gc
@@ -363,7 +362,7 @@ def _place(error: BaseException) -> str:
     """Return file and line of the innermost frame, without the frames of argparse and oneflow that
     call `sys.exit`.
     """
-    silent = (argparse.__file__, f"{LIBRARIES[0]}__init__.py")
+    silent = (f"{os.path.dirname(os.__file__)}/argparse.py", f"{LIBRARIES[0]}__init__.py")
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in silent
     ]

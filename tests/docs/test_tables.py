@@ -338,6 +338,8 @@ NO_OCCASION = (
 )
 NO_OCCASION += (
     "trained_only",
+    # without it, a metric whose direction no evaluator knows is refused
+    "eval_mode",
     "weight.strict",
     "revise_keys",
     "train.rehearse=0",

@@ -107,7 +107,7 @@ PARTS = {
     DATA % "empty": ("dataloader.train", "empty"),
     DATA % "only_x": ("missing a required argument: 'y'",),
     DATA % "NoLength": ("dataloader.train", "len(ds)"),
-    DATA % "ReturnsTuple": ("not a dict",),
+    DATA % "ReturnsNumber": ("not a dict",),
     DATA % "RaggedSamples": ("cannot be stacked",),
     LOADER % "a_number": ("dataloader.train is 7",),
     LOADER % "nothing": ("dataloader.train is None",),

@@ -137,7 +137,7 @@ OVERRIDES = {
     ),
     "optim={one: {_target_: oneflow.optim.SGD, lr: -1}}": ("optim.one",),
     "model.width=1.5": ("model.width", "needs whole numbers >= 1"),
-    "dataloader.train.shuffle=maybe": ("true or false",),
+    "dataloader.train.shuffle=maybe": ("true, false",),
     "dataloader.train.num_workers=1.5": (WHOLE, "nearest: 2"),
     # combinations
     "train.amp.enabled=true": ("cannot be honoured", "train.amp.enabled=auto"),

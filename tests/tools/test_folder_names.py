@@ -54,7 +54,7 @@ def output_dir_of(overrides):
     [
         (["resume", "{}", "train.train_iter=9"], "4", True),
         (["resume", "-n", "3", "{}"], "3", True),
-        (["eval", "{}"], "4", True),
+        (["eval", "{}"], "4", "{}"),
         (["eval", "{}", "train.load_weight=x"], "4", False),
         (["resume", "--reset", "data", "--max-restarts", "2", "{}"], "4", True),
     ],
@@ -64,7 +64,8 @@ def test_a_run_is_continued_in_its_folder_as_it_was(folder, started, words, proc
     ((_, config, asked, *rest),) = started
     args = parse_args(["--config-file", config, *take_flag("--max-restarts", rest)[1]])
     assert (Path(config), asked) == (folder / "config.yaml", processes)
-    assert (args.resume, args.eval_only) == (is_resumed, words[0] == "eval")
+    resumed = str(folder) if is_resumed == "{}" else is_resumed
+    assert (args.resume, args.eval_only) == (resumed, words[0] == "eval")
     assert output_dir_of(args.overrides[:1]) == str(folder)
 
 

@@ -38,7 +38,10 @@ WORDS = {
     "compare": (["compare", RUN, RUN, "--output", "page.html"], "val/recall"),
     "doctor": (["doctor"], "oneflow"),
     "predict": (["predict", RUN, "--data", "val", "--output", "found.csv"], ""),
-    "predict a file": (["predict", RUN, "--input", "points.jsonl", "--classify"], "probability"),
+    "predict a file": (
+        ["predict", RUN, "--input", "points.jsonl", "--columns", "points=points", "--classify"],
+        "probability",
+    ),
     "checkpoint": (["checkpoint", "verify", RUN], "iter_0000012: ok"),
     "parity": (["parity", CONFIG, "--iters", "3"], ""),
     "verify-resume": (["verify-resume", CONFIG, "--iters", "2"], "exact: "),

@@ -141,7 +141,7 @@ _REMEDIES = (
 _LIBAI = Path(__file__).parents[2]
 _OWN_FOLDERS = (
     Path(flow.__file__).parent,
-    *(_LIBAI / name for name in ("engine", "forward", "patches", "parallel")),
+    *(_LIBAI / name for name in ("engine", "forward", "native", "patches", "parallel")),
 )
 
 

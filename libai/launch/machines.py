@@ -43,7 +43,7 @@ _POLL_SECONDS = 0.05
 #: longest accepted line, in bytes
 _MOST_BYTES = 1 << 20
 
-#: what a launcher that connects says first, with the type of each entry
+#: entries of the first message of a launcher, with their types
 _HELLO: dict[str, type] = {"machine": int, "host": str, "facts": dict, "written": int}
 
 Message = dict[str, Any]

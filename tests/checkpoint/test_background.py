@@ -70,11 +70,3 @@ def test_a_failure_in_the_background_is_raised_once_at_the_next_call(tmp_path, m
     checkpointer.save(3, {"model": {"a": np.ones(1)}}, {})
     checkpointer.close()
     assert checkpoint.verify(tmp_path / "iter_0000003") == []
-
-
-def test_what_cannot_be_saved_is_refused_on_the_spot(tmp_path):
-    checkpointer = AsyncCheckpointer(tmp_path)
-    with pytest.raises(CheckpointError, match=r"\$\.x is nan"):
-        checkpointer.save(1, {"model": {}}, {"x": float("nan")})
-    checkpointer.close()
-    assert not (tmp_path / "iter_0000001").exists()

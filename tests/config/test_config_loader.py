@@ -139,69 +139,12 @@ def test_a_class_of_another_file_can_be_built_also_afterwards(folder, file, modu
     assert instantiate(config.model).width == 3
 
 
-@pytest.mark.parametrize(
-    "text, line, what",
-    [
-        (
-            "from libai.config import LazyCall\nmodel = LazyCal(dict)()",
-            2,
-            "name 'LazyCal' is not defined. Did you mean LazyCall?",
-        ),
-        ("x = (", 1, "SyntaxError: '(' was never closed."),
-        ("import nex_to", 1, "No module named 'nex_to'."),
-        ("from next_to import Nett", 1, "cannot import name 'Nett' from 'next_to'"),
-        ("from .nowhere.next_to import Net", 1, "No module named '.nowhere'."),
-        ("from . import nex_to", 1, "cannot import name 'nex_to' from '.'"),
-        ("import math\nmath.sqroot", 2, "has no attribute 'sqroot'. Did you mean sqrt?"),
-        (
-            "from libai.config import LazyCall\nmodel = LazyCall(dict)(1)",
-            2,
-            "got 1 positional argument(s)",
-        ),
-        ("from .exp import model", 1, "imports itself"),
-        ("raise SystemExit(3)", 1, "SystemExit: 3"),
-    ],
-)
-def test_an_error_in_the_file_names_file_and_line(folder, monkeypatch, text, line, what):
-    monkeypatch.chdir(folder)
-    write(folder, "next_to.py", "class Net: pass")
-    message = failure(write(folder, "exp.py", text))
-    assert message.startswith(f"exp.py:{line}: ")
-    assert what in message
-    assert len(message.splitlines()) <= 2
-
-
 def test_an_error_in_a_module_names_both_places(folder, monkeypatch):
     monkeypatch.chdir(folder)
     write(folder, "broken_module.py", "def f():\n    return 1 / 0\nf()")
     message = failure(write(folder, "exp.py", "import broken_module"))
     assert message.startswith("exp.py:1: ZeroDivisionError: division by zero.")
     assert message.endswith("raised at broken_module.py:2 in f")
-
-
-def test_a_missing_file_names_the_nearest(folder):
-    write(folder, "gpt_stdlib.py", "")
-    assert failure(folder / "gpt_stdlb.py").endswith(
-        f"there is no such file. Did you mean {folder}/gpt_stdlib.py?"
-    )
-    assert failure("mlp_digit").endswith("and there is no such file. Did you mean mlp_digits?"), (
-        "a shipped one"
-    )
-    assert "is a folder" in failure(folder)
-    assert "expected a .py or a .yaml file" in failure(write(folder, "exp.txt", ""))
-
-
-@pytest.mark.parametrize(
-    "text, what",
-    [
-        ("train:\n  seed: [1", "exp.yaml:2: "),
-        ("train: 1\ntrain: 2", "exp.yaml:2: found duplicate key train."),
-        ("- 1", "expected sections such as `train:`. A config here"),
-    ],
-)
-def test_a_damaged_yaml_is_explained(folder, monkeypatch, text, what):
-    monkeypatch.chdir(folder)
-    assert what in failure(write(folder, "exp.yaml", text))
 
 
 def test_sections_can_be_asked_for(folder):

@@ -93,25 +93,6 @@ def test_a_missing_argument_names_the_key_to_set():
         instantiate(LazyCall(Whole)())
 
 
-def test_a_value_left_open_is_asked_for():
-    with pytest.raises(ConfigError, match=r"config\.size is '\?\?\?'.*Add config\.size=value"):
-        instantiate(LazyCall(Whole)(size="???", part=None))
-
-
-def test_a_bad_interpolation_names_its_key():
-    with pytest.raises(
-        ConfigError,
-        match=r"config\.width takes its value .* \(Interpolation key 'no.such' not found\)",
-    ):
-        instantiate(LazyCall(Part)(width="${no.such}"))
-
-
-def test_a_target_that_does_not_exist_names_the_place():
-    root = OmegaConf.create({"model": {"_target_": "collections.Countre"}})
-    with pytest.raises(ConfigError, match=r"model: 'collections.Countre'.*Did you mean Counter\?"):
-        instantiate(root.model)
-
-
 @pytest.mark.parametrize(
     "kind", [ValueError, FileNotFoundError, AssertionError, ZeroDivisionError, TypeError]
 )

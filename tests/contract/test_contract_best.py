@@ -35,27 +35,6 @@ def test_a_direction_against_the_evaluator_is_refused(tmp_path):
         make_run(tmp_path, "eager", "train.evaluation.eval_metric=-val/accuracy")
 
 
-def test_the_end_of_a_run_says_what_it_holds(tmp_path, caplog):
-    best = make_run(tmp_path, "eager", *WILD, "train.load_best_at_end=true").train()
-    assert f"best at {best.best_iter}: val/loss {best.best:.4f}  val/accuracy" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "metric, choose",
-    [("-val/loss", min), ("val/loss", min), ("+val/accuracy", max)],
-)
-def test_a_sign_gives_the_better_direction_of_the_metric(metric, choose, tmp_path):
-    """fastNLP writes `-loss`. One mode is enough here: the direction does not depend on it."""
-    result = make_run(tmp_path, "eager", *WILD, f"train.evaluation.eval_metric={metric}").train()
-    values = read_column(tmp_path, f"eval/{metric.lstrip('+-')}")
-    best = choose(values, key=values.get)
-    assert (result.metric, result.best, result.best_iter) == (
-        metric.lstrip("+-"),
-        values[best],
-        best,
-    )
-
-
 @pytest.fixture(scope="module", params=["eager", "graph"])
 def mode(request):
     """Both execution modes, one after the other, because tests of a mode share a run."""

@@ -204,8 +204,3 @@ def test_a_misspelt_metric_ends_the_run_before_the_first_update(mode, tmp_path):
     with refused(f"eval_metric={metric} is not measured.*Did you mean {nearest}"):
         run.train()
     assert run.trainer.completed_iters == 0
-
-
-def test_a_deterministic_run_checks_its_model(mode, tmp_path):
-    run = make_run(tmp_path, mode, "train.deterministic=true")
-    assert run.trainer.options.deterministic

@@ -156,11 +156,6 @@ def test_resume_from_another_run_is_a_new_run_with_its_state(first, mode, tmp_pa
     ), "it is unchanged"
 
 
-def test_a_path_in_train_resume_is_used(first, mode, tmp_path):
-    run = make_run(tmp_path / "second", mode, f"train.resume={first.output_dir}", resume=None)
-    assert run.start_iter == 8
-
-
 def test_a_path_without_a_run_is_one_error(mode, tmp_path):
     with refused("nowhere does not exist"):
         make_run(tmp_path / "second", mode, resume=str(tmp_path / "nowhere"))

@@ -19,14 +19,3 @@ def test_a_run_without_a_checkpoint_is_restarted(tmp_path):
     first.train()
     again = make_run(tmp_path, "eager", "train.resume=auto", resume=None)
     assert again.start_iter == 0 and again.folder.run_id != first.folder.run_id
-
-
-def test_a_run_continues_from_a_checkpoint_with_a_name(tmp_path):
-    first = make_run(tmp_path, "eager", resume=None)
-    first.train(until=3)
-    path = first.checkpointer.save("model_best")
-    first.train(until=6)
-    again = make_run(tmp_path, "eager", resume=str(path))
-    again.train(until=4)
-    assert (again.trainer.completed_iters, again.folder.run_id) == (4, first.folder.run_id)
-    assert path.is_dir() and not (tmp_path / "checkpoints/iter_0000006").exists()

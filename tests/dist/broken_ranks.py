@@ -17,11 +17,6 @@ def raises_on_one_rank(_: str) -> None:
     assert get_rank() == 0, "wrong here"
 
 
-def raises_before_a_barrier(_: str) -> None:
-    assert get_rank() == 0, "not here"
-    barrier()
-
-
 def is_killed(_: str) -> None:
     print("last words", flush=True)
     if get_rank() == 1:

@@ -109,9 +109,6 @@ def a_line_says_if_the_ranks_cannot_be_compared(_: str) -> None:
 def equal_rows_of_a_small_dataset_are_no_mistake(mode: str) -> None:
     (batch,) = toy.batches(1, 1)
     trained(TRAINERS[mode], build_train_loader(batch, micro_batch_size=2))
-    text = "ranks 0 and 1 begin with the same samples"
-    same = build_train_loader(toy.batches(1)[0], micro_batch_size=2, data_rank=0, num_data_ranks=2)
-    check_refused(text, lambda: trained(TRAINERS[mode], same))
 
 
 @on_ranks(2, TRAINERS)

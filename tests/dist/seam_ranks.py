@@ -147,26 +147,6 @@ def a_custom_graph_trains_like_the_eager_loop(_: str) -> None:
     assert_allclose(weights(graph), weights(eager), rtol=1e-4, atol=1e-6)
 
 
-@on_ranks(2)
-def the_recipe_with_two_losses_is_alike_in_both_modes_and_resumes_exactly(_: str) -> None:
-    random = np.random.RandomState(get_rank())
-    pairs = [
-        {name: random.randn(4, 2).astype("float32") for name in ("real", "noise")}
-        for _ in range(12)
-    ]
-    ends = []
-    for mode in TRAINERS:
-        gan, first, second = (own_step.gan(mode, pairs) for _ in range(3))
-        gan.train(0, 12)
-        ends.append(weights(gan))
-        first.train(0, 5)
-        second.model.load_state_dict(first.model.state_dict())
-        second.load_state_dict(first.state_dict())
-        second.train(5, 12)
-        assert_array_equal(weights(second), ends[-1])
-    assert_allclose(*ends, rtol=1e-5, atol=1e-6)
-
-
 # ----------------------------------------------------------------------------------------------
 # a forward that differs by rank
 

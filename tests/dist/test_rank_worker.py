@@ -23,9 +23,3 @@ def test_a_cell_that_fails_or_ends_its_job_fails_alone(tmp_path):
     assert "broken_ranks:is_killed[] ended its job with code" in killed and "last words" in killed
     assert "held 0" not in killed  # only the output of its own
     assert "broken_ranks:leaves[] ended its job with code 0" in left
-
-
-def test_a_rank_that_fails_while_another_waits_for_it_is_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr("cells.FAILED_SECONDS", 1.0)
-    (error,) = run(tmp_path, "raises_before_a_barrier")
-    assert "raises_before_a_barrier[] blocked its job" in error and "not here" in error

@@ -64,24 +64,6 @@ def test_the_newest_and_the_best_checkpoint_are_kept(tmp_path, async_save):
     assert checkpoint.read_best(tmp_path).path.name == "iter_0000003"
 
 
-def test_a_failed_background_save_ends_the_run_with_its_reason(tmp_path, monkeypatch):
-    def full_disk(*_):
-        raise checkpoint.CheckpointError("planted: no space left")
-
-    monkeypatch.setattr("libai.checkpoint.background.write_checkpoint", full_disk)
-    monkeypatch.setattr(own_state(), "saved", 0)
-    trainer = make()
-    trainer.register_hooks(
-        [CheckpointHook(TrainerCheckpointer(trainer, tmp_path, async_save=True), period=2)]
-    )
-    with pytest.raises(checkpoint.CheckpointError, match="planted: no space left"):
-        trainer.train(0, 50)
-    assert trainer.completed_iters < 50, (
-        "the error was raised at the end, not by the next save at the latest"
-    )
-    assert own_state().saved == 0, "the launcher would promise that a resume continues from there"
-
-
 def test_a_failure_in_a_hook_saves_the_state_and_one_in_an_update_does_not(mode, tmp_path):
     def fail(trainer):
         if trainer.iter == 4:

@@ -1,6 +1,5 @@
 """Custom training steps: `run_step`, `update`, an `nn.Graph`, and two alternating losses."""
 
-import copy
 import re
 
 import numpy as np
@@ -205,21 +204,6 @@ def test_an_eager_run_continues_in_a_custom_graph():
     trainer.train(6, 12)
     expected = weights(trained(EagerTrainer, optimizer="adamw"))
     assert_allclose(weights(trainer), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_a_number_of_updates_that_a_hook_loads_reaches_a_custom_graph():
-    """It is already compiled then, and corrects its bias by that number."""
-
-    def trained_again(cls, **settings):
-        trainer = make_trainer(cls, BATCHES, optimizer="adamw", **settings)
-        initial = copy.deepcopy(trainer.optimizer.state_dict())
-        trainer.train(0, 6)
-        trainer.optimizer.load_state_dict(initial)
-        trainer.train(6, 8)
-        return weights(trainer)
-
-    own = trained_again(GraphTrainer, train_graph=OwnGraph)
-    assert_allclose(own, trained_again(EagerTrainer), rtol=1e-4, atol=1e-6)
 
 
 def test_a_batch_of_another_shape_is_refused_by_a_custom_graph():

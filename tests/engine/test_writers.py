@@ -15,7 +15,6 @@ from libai.engine.events.writers import (
     LogRecord,
     TensorBoardWriter,
 )
-from libai.utils.errors import OutputLostError
 from libai.utils.logging import reset_logging, setup_logging
 
 FULL = {
@@ -229,22 +228,6 @@ class TestJSONLines:
             file.write(torn)
         self._run(path, 2, 3)
         assert [line["iter"] for line in lines_of(path)] == [1, 2, 3]
-
-    def test_a_new_run_keeps_the_file_of_the_earlier_run(self, path):
-        for value in (10, 20, 30):
-            self._run(path, 0, value)
-        found = {p.name: lines_of(p)[0]["iter"] for p in path.parent.iterdir()}
-        assert found == {"metrics.1.jsonl": 10, "metrics.2.jsonl": 20, "metrics.jsonl": 30}
-
-    def test_a_removed_file_is_an_error_and_is_not_recreated(self, path):
-        writer = JSONLinesWriter(path)
-        writer.begin()
-        path.unlink()
-        with pytest.raises(
-            OutputLostError, match="metrics.jsonl was removed or renamed during the run"
-        ):
-            writer.write(record(1, a=0.5))
-        assert not path.exists()
 
 
 class TestTensorBoard:

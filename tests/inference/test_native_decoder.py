@@ -1,9 +1,5 @@
 """The native generation step equals the model and is used only for models that it supports."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import oneflow as flow
 import pytest
@@ -52,31 +48,6 @@ def test_scores_are_those_of_the_model(name, rows, library):
         token = random.integers(0, 61, rows)
         found, expected = native.append(token), plain.append(token)
         assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-
-
-def generated():
-    """Return tokens of the native decoder. `python -O` runs it, too."""
-    flow.manual_seed(3)
-    generator = Generator(GPT(61, 40, 48, 2, 3))
-    return [
-        type(generator._decoder).__name__,
-        generator.generate([[3, 1, 4]], GenerationOptions(8)),
-    ]
-
-
-@pytest.mark.e2e
-def test_python_without_assertions_generates_the_same(library):
-    """`python -O` removes assert statements, and with them any call inside."""
-    code = (
-        f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import test_native_decoder"
-    )
-    command = [sys.executable, "-O", "-c", f"{code} as test; print(test.generated())"]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
-    )
-    name, tokens = generated()
-    assert name == "NativeDecoder"
-    assert done.stdout.splitlines()[-1] == str([name, tokens])
 
 
 def test_tokens_past_the_capacity_are_refused(library):

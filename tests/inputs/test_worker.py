@@ -38,13 +38,6 @@ def test_a_failing_command_does_not_change_the_next(worker, tmp_path):
 
 
 @pytest.mark.e2e
-def test_a_command_that_ends_the_process_is_followed_by_a_new_process(worker, tmp_path):
-    (tmp_path / "program.py").write_text("import os\nos._exit(7)\n")
-    assert worker.run("program.py", cwd=tmp_path).returncode == 7
-    assert worker.libai("--version").returncode == 0
-
-
-@pytest.mark.e2e
 def test_a_run_after_others_is_the_same_as_in_a_process_of_its_own(worker, tmp_path):
     for name in ("user_config.py", "user_parts.py"):
         shutil.copy(Path(__file__).with_name(name), tmp_path)

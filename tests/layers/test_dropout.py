@@ -125,10 +125,3 @@ def test_two_layers_of_one_model_draw_different_masks():
     model[1].layer_id = model[0].layer_id
     with random_context(KEY):
         assert (model[1](x).numpy() == first).all()
-
-
-def test_stock_dropout_repeats_its_mask_in_each_layer():
-    # why these layers exist; when OneFlow mends it, docs/dev/decisions/0002-seeded-dropout.md is
-    # out of date
-    x = flow.ones(*SHAPE)
-    assert (nn.Dropout(0.5)(x).numpy() == nn.Dropout(0.5)(x).numpy()).all()

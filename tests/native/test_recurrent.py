@@ -2,6 +2,8 @@
 in float64, and the same bits in both modes.
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 import oneflow as flow
 import pytest
@@ -97,34 +99,6 @@ def test_any_size_is_computed(counted, hidden, steps, batch):
     assert_close(found, results(build("gru", hidden), flow.float64, steps=steps, batch=batch))
 
 
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def test_an_lstm_and_a_gru_follow_their_formulas(counted):
-    """NumPy, from the definitions in PyTorch's documentation."""
-    for kind in ("lstm", "gru"):
-        network = build(kind)
-        w, u, b, c = (one.numpy().astype(np.float64) for one in network.parameters())
-        x = numbers(STEPS, BATCH, WIDTH)
-        hidden = cell = np.zeros((BATCH, 4))
-        expected = []
-        for row in x:
-            if kind == "lstm":
-                i, f, g, o = np.split(row @ w.T + b + hidden @ u.T + c, 4, axis=1)
-                cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
-                hidden = sigmoid(o) * np.tanh(cell)
-            else:
-                of_input = np.split(row @ w.T + b, 3, axis=1)
-                of_state = np.split(hidden @ u.T + c, 3, axis=1)
-                reset, update = (sigmoid(of_input[i] + of_state[i]) for i in range(2))
-                new = np.tanh(of_input[2] + reset * of_state[2])
-                hidden = (1 - update) * new + update * hidden
-            expected.append(hidden)
-        assert_allclose(network(flow.tensor(x))[0].numpy(), expected, atol=1e-6)
-    counted("libai_recurrent")
-
-
 class Tagger(nn.Module):
     def __init__(self, kind, **options):
         super().__init__()
@@ -162,31 +136,22 @@ def test_both_modes_have_the_same_bits_and_follow_the_seed(counted, name):
     assert (weights["eager", 1] != weights["eager", 2]).any() == drops
 
 
-def test_dropout_between_layers_is_a_mask_between_single_layers():
+@pytest.mark.parametrize("is_in_trainer", [True, False])
+def test_dropout_between_layers_follows_the_seed(is_in_trainer):
+    """The key of a trainer, or else the seed of OneFlow."""
     network = build("lstm", num_layers=2, dropout=0.5)
     assign_layer_ids(network)
     x = flow.tensor(numbers(STEPS, BATCH, WIDTH))
 
-    def run(key):
-        with random_context(key):
+    def run(seed):
+        flow.manual_seed(seed)
+        with random_context(seed) if is_in_trainer else nullcontext():
             return network(x)[0].numpy()
 
     assert_array_equal(run(1), run(1))
     assert (run(1) != run(2)).any()
     network.eval()
     assert_array_equal(run(1), run(2))
-
-
-def test_outside_of_a_trainer_dropout_follows_the_seed_of_oneflow():
-    network = build("gru", num_layers=2, dropout=0.5)
-    assign_layer_ids(network)
-    x = flow.tensor(numbers(STEPS, BATCH, WIDTH))
-    found = []
-    for seed in (3, 3, 4):
-        flow.manual_seed(seed)
-        found.append(network(x)[0].numpy())
-    assert_array_equal(found[0], found[1])
-    assert (found[0] != found[2]).any()
 
 
 def test_networks_that_do_not_fit_are_computed_by_oneflow(library):
@@ -201,13 +166,13 @@ def test_networks_that_do_not_fit_are_computed_by_oneflow(library):
 def test_wrong_shapes_raise_an_error():
     network = build("gru")
     weights = list(network.parameters())
-    x, state = flow.tensor(numbers(STEPS, BATCH, WIDTH)), flow.zeros(1, BATCH, 4)
-    for wrong in (flow.zeros(1, BATCH + 1, 4), flow.zeros(1, BATCH, 3)):
+    x = flow.tensor(numbers(STEPS, BATCH, WIDTH))
+    for state, first in (((BATCH + 1, 4), 6), ((BATCH, 3), 6), ((BATCH, 4), 5)):
+        given = [flow.zeros(12, first), *weights[1:]]
         with pytest.raises(RuntimeError):
-            flow._C.gru(x, wrong, weights, True, 1, 0.0, True, False, False)[0].numpy()
-    with pytest.raises(RuntimeError):
-        wrong_weights = [weights[0], flow.zeros(12, 5), *weights[2:]]
-        flow._C.gru(x, state, wrong_weights, True, 1, 0.0, True, False, False)[0].numpy()
+            flow._C.gru(x, flow.zeros(1, *state), given, True, 1, 0.0, True, False, False)[
+                0
+            ].numpy()
 
 
 def test_the_two_biases_have_gradients_of_their_own():

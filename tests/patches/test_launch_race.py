@@ -2,19 +2,17 @@
 queue.
 """
 
-import json
 import subprocess
 import sys
 
 import pytest
-from jobs import ROOT, run
+from jobs import ROOT
 
 from libai.native import symbol_table
 from libai.patches import launch_race
 
 pytestmark = pytest.mark.e2e
 
-STRESS = ROOT / "tests" / "stress" / "graph_launches.py"
 
 #: The job always wins the race, because it enters the queue 5 ms late. The argument `open` disables
 #: the patch.
@@ -90,15 +88,6 @@ def test_without_the_repair_the_same_launches_crash_or_hang():
     """Negative control: OneFlow 0.9.0 without the patch."""
     outcome = launch_late("open", 15)
     assert outcome == "hangs" or outcome.startswith("ended with -"), outcome
-
-
-@pytest.mark.nightly
-def test_tiny_graphs_are_launched_on_a_busy_machine():
-    """The long version of this test is `tests/stress/graph_launches.py --launches 200000`."""
-    command = [sys.executable, str(STRESS), "--launches", "600", "--busy", "3"]
-    done = run(command, timeout=240)
-    assert done.returncode == 0, done
-    assert json.loads(done.stdout)["launches"] == 600
 
 
 # ------------------------------------------------------------------- where the patch is not applied

@@ -128,17 +128,6 @@ def test_one_run_is_compared_with_the_defaults_after_its_result(tmp_path, capsys
     )
 
 
-def test_equal_curves_are_told_apart(tmp_path):
-    runs = [make_run(tmp_path / name) for name in "ab"]
-    assert compare.run([*runs, "-o", str(tmp_path / "page.html")]) == 0
-    first, second = re.findall(r'<path d="M0.0000(.*?)/>', (tmp_path / "page.html").read_text())
-    assert (
-        "svg{box-sizing:border-box;max-width:100%}" in (tmp_path / "page.html").read_text()
-    )  # for narrow screens
-    assert first.split('"')[0] == second.split('"')[0]
-    assert 'dasharray="none"' in first and 'dasharray="7 5"' in second
-
-
 def test_the_page_holds_everything_and_refers_to_nothing(tmp_path):
     a = make_run(tmp_path / "a<b>&", name="<script>alert(1)</script>")
     b = make_run(tmp_path / "b", name="plain", losses=(3.0, float("nan"), 2.0))

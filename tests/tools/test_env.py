@@ -17,25 +17,10 @@ import pytest
 from jobs import ROOT
 from launched import wait_until
 
-TOOLS = [
-    *(
-        "awk",
-        "basename",
-        "bash",
-        "cat",
-        "cut",
-        "df",
-        "dirname",
-        "du",
-        "env",
-        "flock",
-        "grep",
-        "head",
-        "ls",
-        "mkdir",
-    ),
-    *("readlink", "rm", "sha256sum", "sleep", "tail", "uname"),
-]
+TOOLS = """
+awk basename bash cat cut df dirname du env flock grep head ls mkdir readlink rm sha256sum sleep
+tail uname
+""".split()  # noqa: SIM905
 #: a project with the command `libai`
 SETUP = """
 from setuptools import setup

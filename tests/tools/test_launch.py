@@ -65,15 +65,6 @@ def test_a_removed_working_directory_is_an_error(workdir):
         request.read_job([".", ".", "1"], {})
 
 
-def test_missing_file_suggests_a_neighbour(workdir):
-    with refused(
-        r"FILE is tools/benchmrk.py, and there is no such file. Did you mean tools/benchmark.py",
-    ):
-        request.find_file("FILE", "tools/benchmrk.py")
-    with refused("CONFIG is nowhere/x.py, and there is no such file. Looked in"):
-        request.find_file("CONFIG", "nowhere/x.py")
-
-
 # ------------------------------------------------------------------------------- what the ranks get
 
 
@@ -91,11 +82,6 @@ def test_flags_are_taken_from_the_command_line_then_the_environment(words, varia
         command_line.take_restarts(words, {"MAX_RESTARTS": variable} if variable else {})
         == expected
     )
-
-
-def test_a_wrong_number_of_restarts_is_an_error():
-    with refused("--max-restarts is '-1'; .* must be the number of restarts"):
-        command_line.take_restarts(["--max-restarts=-1"], {})
 
 
 @pytest.mark.e2e

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from pathlib import Path
 
 import pytest
 from refusals import refused
@@ -119,12 +118,3 @@ def test_every_way_to_open_a_run_refuses_and_trusts(run, users, monkeypatch, cal
         opens[call]()
     with refused("the config has no model"):
         opens[call](trust=True)
-
-
-def test_a_real_owner_is_seen(run):
-    try:
-        os.chown(run / "config.yaml", BOB, -1)
-    except PermissionError:
-        pytest.skip("only root may give files away")
-    with refused(f"belongs to the user with id {BOB}"):
-        LazyConfig.load(Path(run, "config.yaml"))

@@ -32,11 +32,6 @@ def test_views_of_a_detached_view_have_its_values(view, requires_grad):
     assert np.array_equal(flow.stack([found]).numpy()[0], expected)
 
 
-def test_oneflow_still_forgets():
-    """If this fails, `detached` is no longer needed."""
-    assert flow.arange(6)[2:5].detach().reshape(3, 1).numpy().ravel().tolist() == [0, 1, 2]
-
-
 def test_scalars_come_as_float64_whatever_their_types():
     values = fetch_scalars(
         [flow.tensor(1.5), flow.tensor([2, 3]), flow.tensor(4.0, requires_grad=True)]

@@ -2,8 +2,6 @@
 JSON.
 """
 
-import json
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,6 @@ from libai.benchmark.report import (
     describe_case,
     noise_floor,
     paired_ratio,
-    to_text,
     verdict_of,
 )
 from libai.benchmark.variants import VariantSpec
@@ -105,14 +102,3 @@ def test_a_machine_that_is_too_noisy_is_said_and_decides_nothing(twin, load, ver
     case = describe_case("sleep.py", everyone, [load], cores=2)
     assert case["variants"][1]["verdict"] == (verdict or "undecided")
     assert ("Too noisy for a conclusion" in case["notes"][-1]) == (verdict is None)
-
-
-def test_the_text_is_made_from_the_json(case):
-    text = to_text(json.loads(json.dumps(case)))
-    assert text.startswith("## sleep.py\n") and "\n* Noise: 1.0% between" in text
-    header, eager, graph, loop, twin = [
-        line.split() for line in text.splitlines() if line.startswith("    ")
-    ]
-    assert [row[0] for row in (graph, loop, twin)] == ["graph", "raw-eager", "eager"]
-    assert eager[:2] == ["eager", "10.4"] and graph[1] == "5.2"
-    assert "tokens/s" in header and f"{512 / 0.0104:,.0f}" in eager

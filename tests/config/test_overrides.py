@@ -246,22 +246,6 @@ def test_later_overrides_win_and_see_earlier_ones():
     assert applied("model={_target_: collections.Counter}", "model.a=1").model.a == 1
 
 
-def _leaves(node, prefix=""):
-    for key in node if OmegaConf.is_dict(node) else range(len(node)):
-        value = node[key]
-        if OmegaConf.is_config(value):
-            yield from _leaves(value, f"{prefix}{key}.")
-        yield f"{prefix}{key}", value
-
-
-@pytest.mark.e2e
-@settings(deadline=None, max_examples=60)
-@given(st.sampled_from([(key, value) for key, value in _leaves(config()) if "." in key]))
-def test_setting_anything_to_its_own_value_changes_nothing(leaf):
-    key, value = leaf
-    assert applied(format_override(key, value)) == config()
-
-
 @pytest.mark.e2e
 @settings(deadline=None, max_examples=15)
 @given(

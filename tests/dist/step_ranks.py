@@ -22,7 +22,49 @@ from libai.parallel.data_parallel import FlatReduction, require_equal_modules
 from libai.patches.job import passes
 from libai.patches.job.gradients import edges_of_gradients
 from libai.patches.job.job_edit import JobEdit
-from libai.utils.distributed import all_reduce, get_rank
+from libai.utils.distributed import (
+    all_reduce,
+    any_rank,
+    broadcast_object,
+    gather_objects,
+    get_rank,
+)
+from libai.utils.seeding import resolve_seed
+
+# ----------------------------------------------------------------------------------------------
+# values
+
+
+@on_ranks(2)
+def values_are_added_and_sent_exactly(_: str) -> None:
+    rank = get_rank()
+    big = 2**53 + 1  # no float64
+    assert all_reduce(np.array([[0.1 + rank], [1.0]])).tolist() == [[0.1 + 1.1], [2.0]]
+    assert all_reduce(np.array([big, rank])).tolist() == [2 * big, 1]
+    small = np.float32(1e-9)  # a sum in float32 would lose it
+    assert all_reduce(np.array(small if rank else 1, np.float32)) == 1.0 + float(small)
+    assert all_reduce(np.empty((0, 3))).shape == (0, 3)
+    assert broadcast_object({"rank": rank, "text": "é"}) == {"rank": 0, "text": "é"}
+    assert gather_objects([rank] * (1 + 5 * rank)) == [[0], [1] * 6]
+    assert any_rank(rank == 1) and not any_rank(False)
+    first, second = gather_objects(resolve_seed(None))
+    assert first == second
+
+
+SENT_BY = {"0": broadcast_object, "1": gather_objects}
+
+
+@on_ranks(2, SENT_BY)
+def an_object_that_is_not_json_fails_on_every_rank_alike(sender: str) -> None:
+    """If only one rank raised an error, the other would wait forever."""
+    is_sender = get_rank() == int(sender)
+    try:
+        SENT_BY[sender]({1, 2} if is_sender else 0)
+    except TypeError as error:
+        assert ("set" if is_sender else f"rank {sender} passed an object") in str(error), error
+    else:
+        raise AssertionError("sent")
+
 
 # ----------------------------------------------------------------------------------------------
 # reduction of eager gradients

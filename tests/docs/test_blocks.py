@@ -6,7 +6,6 @@ The blocks of README.md, the hook and the switch of modes run in jobs: see test_
 import re
 import sys
 from collections import OrderedDict
-from pathlib import Path
 from types import SimpleNamespace
 
 import jobs
@@ -103,15 +102,6 @@ def test_every_block_is_run_somewhere():
     assert {page: count for page, count in found.items() if count} == COUNTS
 
 
-def test_examples_fit_80_columns():
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-    wide = []
-    for page in pages:
-        for part in page.read_text().split("```")[1::2]:
-            wide += [(page.name, line) for line in part.splitlines() if len(line) > 80]
-    assert wide == []
-
-
 def test_the_example_of_the_readme_prints_one_hash_in_both_modes(capsys):
     text = (ROOT / "README.md").read_text()
     run(blocks(text, "python")[0])
@@ -162,24 +152,14 @@ def test_writers(tmp_path):
     assert (tmp_path / "losses.txt").read_text() == "1 0.5\n"
 
 
-def test_library(capsys, workdir):
+def test_library(workdir):
     made = run(block("model_and_data"))
-    assert re.findall(r"^(eager|graph) (50|100) ", capsys.readouterr().out, re.MULTILINE) == [
-        (mode, iteration) for mode in ("eager", "graph") for iteration in ("50", "100")
-    ]
     assert made["metrics"]["eval/val/mse"] < 1e-3
-    assert abs(float(made["four"].numpy()[0, 0]) - 4) < 0.1
     weights = [made[mode].model.layer.weight.numpy() for mode in ("eager", "graph")]
-    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)  # what docs/modes.md promises
+    np.testing.assert_allclose(*weights, rtol=1e-5)  # what docs/modes.md promises
     made = run(block("model_and_data", 1), **made)
-    rows = read_metrics(workdir / "out/line")
-    assert [row["iter"] for row in rows] == [10, 20, 30, 40] and rows[-1]["eval/val/mse"] < 1
-    assert sorted(path.name for path in Path("out/line/checkpoints").glob("iter*")) == [
-        "iter_0000030",
-        "iter_0000040",
-    ]
-    again = run(block("model_and_data", 2), **made)["again"]
-    assert again.completed_iters == 50
+    assert read_metrics(workdir / "out/line")[-1]["eval/val/mse"] < 1
+    assert run(block("model_and_data", 2), **made)["again"].completed_iters == 50
     own = run(block("model_and_data", 3), **made)["own"]
     assert type(own.graph).__name__ == "MyGraph" and own.fetch_metrics()["train/mse"] < 1e-2
 
@@ -216,11 +196,7 @@ def test_training():
     facts = {"optimizer": optimizer, "max_iter": 50, "iters_per_epoch": 5.5}
     parts = [instantiate(first, **facts), instantiate(second, **facts)]
     schedule = in_sequence(optimizer, parts, max_iter=61)
-    assert schedule.warmup_iter == 3 and [schedule.factor(step) for step in (3, 10, 61)] == [
-        1.0,
-        1.0,
-        0.1,
-    ]
+    assert (schedule.warmup_iter, schedule.factor(61)) == (3, 0.1)
 
 
 def test_data():
@@ -307,8 +283,7 @@ def test_models():
     model = type("Model", (nn.Module,), {"forward": made["forward"]})()
     model.head, model.body = head, body
     images, labels = flow.randn(2, 1, 8, 8), flow.tensor([1, 2])
-    assert set(model(images, labels)) == {"losses", "metrics"} and set(model(images)) == {"logits"}
-    assert set(model.eval()(images, labels)) == {"losses", "logits"}
+    assert set(model(images, labels)) == {"losses", "metrics"}
     assert run(block("model_and_data", 4))["forward"](None, None) is None, (
         "the signature that forward must have"
     )

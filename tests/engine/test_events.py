@@ -5,27 +5,7 @@ import oneflow as flow
 import pytest
 from refusals import refused
 
-from libai.engine.events import storage as storage_module
 from libai.engine.events.storage import EventStorage, get_event_storage
-from libai.utils.tensors import fetch_scalars
-
-
-def test_putting_a_tensor_never_fetches_it(monkeypatch):
-    fetched = []
-
-    def fetch(tensors):
-        fetched.append(len(tensors))
-        return fetch_scalars(tensors)
-
-    monkeypatch.setattr(storage_module, "fetch_scalars", fetch)
-    storage, tensor = EventStorage(), flow.tensor(0.5)
-    with storage:
-        for storage.iter in range(5):
-            storage.put_scalar("train/loss", tensor)
-            storage.put_scalars(**{"train/aux": tensor, "time": 0.1})
-    assert fetched == []
-    assert storage.latest()["train/loss"] == storage.get("train/loss") == (0.5, 4)
-    assert fetched == [2]  # negative control: reading fetches, all scalars at once
 
 
 def test_a_tensor_of_several_elements_is_an_error_that_names_it():

@@ -16,7 +16,6 @@ from refusals import refused
 
 from libai.engine import EagerTrainer
 from libai.engine.hooks import CallbackHook
-from libai.engine.loop import SWITCH_SECONDS
 from libai.engine.rehearsal.kept import rolled_back
 from libai.scheduler import WarmupCosineLR
 
@@ -82,13 +81,6 @@ def test_switching_modes_and_back_continues_the_curve(mode, optimizer_name):
     losses += toy.losses_of(another, 12, 9)
     # measured: 0 for most optimizers, up to 3e-7 if float32 sums have a different order
     np.testing.assert_allclose(losses, expected, rtol=2e-6)
-
-
-def test_the_switch_interval_of_threads_follows_the_mode():
-    """Graph operations do not need the interpreter; eager ones wait for it (decision 0007)."""
-    trainer = build("graph", "sgd", toy.batches(4))
-    trainer.switch_to("eager")
-    assert trainer._switch_seconds == SWITCH_SECONDS
 
 
 @pytest.mark.e2e

@@ -101,32 +101,22 @@ def not_done():
     slot.value = before
 
 
-def enter(caplog):
+def refuse(code):
+    raise OSError(13, "memory may not be made executable")
+
+
+@pytest.mark.parametrize(
+    "owner, name, replacement, told",
+    [
+        (launch_race, "is_known_code", lambda *_: False, "takes jobs from its queue with unknown"),
+        (symbol_table.platform, "machine", lambda: "aarch64", "on aarch64, not Linux on x86_64"),
+        (launch_race, "make_executable", refuse, "memory may not be made executable"),
+    ],
+)
+def test_where_it_cannot_be_applied_one_line_says_so(
+    not_done, monkeypatch, caplog, owner, name, replacement, told
+):
+    monkeypatch.setattr(owner, name, replacement)
     launch_race.close_launch_race.__wrapped__()
-    return [record.getMessage() for record in caplog.records if record.name == "libai.engine"]
-
-
-def test_another_build_is_left_alone_with_one_line(not_done, monkeypatch, caplog):
-    monkeypatch.setattr(launch_race, "is_known_code", lambda dequeue, wait: False)
-    (line,) = enter(caplog)
-    assert "this build of oneflow takes jobs from its queue with unknown code" in line
-    assert "may crash on a busy machine" in line and not_done()
-
-
-def test_another_machine_is_left_alone_with_one_line(not_done, monkeypatch, caplog):
-    monkeypatch.setattr(symbol_table.platform, "machine", lambda: "aarch64")
-    (line,) = enter(caplog)
-    assert "on aarch64, not Linux on x86_64" in line and not_done()
-
-
-def test_where_executable_memory_is_forbidden_one_line_says_so(not_done, monkeypatch, caplog):
-    def refuse(code):
-        raise OSError(13, "memory may not be made executable")
-
-    monkeypatch.setattr(launch_race, "make_executable", refuse)
-    (line,) = enter(caplog)
-    assert (
-        "memory may not be made executable" in line
-        and "may crash on a busy machine" in line
-        and not_done()
-    )
+    (line,) = [text for text in caplog.messages if told in text]
+    assert not_done() and "may crash on a busy machine" in line

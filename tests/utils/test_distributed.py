@@ -1,8 +1,5 @@
-import json
-
 import numpy as np
 import pytest
-from jobs import run_ranks
 from refusals import refused
 
 from libai.utils import distributed
@@ -106,75 +103,3 @@ class TestDevice:
     def test_an_unknown_device_is_named(self):
         with refused("train.device='gpu' is not a device type"):
             distributed.default_device("gpu")
-
-
-PROGRAM = """
-import json, sys
-import numpy as np
-from libai.utils import distributed as d
-from libai.utils.seeding import resolve_seed
-rank, big = d.get_rank(), 2**53 + 1
-found = {
-    "sum": d.all_reduce(np.array([[0.1 + rank], [1.0]], dtype=np.float64)).tolist(),
-    "float32": d.all_reduce(np.full(1, 1e-9 if rank else 1.0, np.float32)).tolist(),
-    "int": d.all_reduce(np.array([big, rank])).tolist(),
-    "scalar": d.all_reduce(np.float64(rank + 1)).tolist(),
-    "empty": d.all_reduce(np.empty((0, 3))).shape,
-    "from_0": d.broadcast_object({"rank": rank, "text": "é"}),
-    "gathered": d.gather_objects([rank] * (1 + 5 * rank)),
-    "any": [d.any_rank(rank == 1), d.any_rank(False)],
-    "seed": resolve_seed(None),
-}
-for name, send in (("broadcast", lambda: d.broadcast_object({1, 2} if rank == 0 else 0)),
-                   ("gather", lambda: d.gather_objects({1, 2} if rank == 1 else 0))):
-    try:
-        send()
-    except TypeError as error:
-        found[name + "_error"] = str(error)
-d.barrier()
-with open(f"{sys.argv[1]}/rank{rank}.json", "w") as file:
-    json.dump(found, file)
-"""
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    """Return the results of two real processes."""
-    folder = tmp_path_factory.mktemp("ranks")
-    program = folder / "program.py"
-    program.write_text(PROGRAM)
-    run_ranks(program, 2, folder, cwd=folder, timeout=120)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
-
-
-@pytest.mark.e2e
-@pytest.mark.launch
-class TestTwoRanks:
-    def test_sums_are_exact_in_float64_and_int64(self, two_ranks):
-        big = 2**53 + 1
-        for found in two_ranks:
-            assert found["sum"] == [[0.1 + 1.1], [2.0]]
-            assert found["int"] == [2 * big, 1]
-            assert found["float32"] == [1.0 + float(np.float32(1e-9))]  # float32 would have lost it
-            assert found["scalar"] == 3.0
-            assert found["empty"] == [0, 3]
-
-    def test_objects_arrive_on_every_rank(self, two_ranks):
-        for found in two_ranks:
-            assert found["from_0"] == {"rank": 0, "text": "é"}
-            assert found["gathered"] == [[0], [1] * 6]
-
-    def test_a_flag_of_one_rank_is_seen_by_all(self, two_ranks):
-        assert all(found["any"] == [True, False] for found in two_ranks)
-
-    def test_a_drawn_seed_is_shared(self, two_ranks):
-        assert two_ranks[0]["seed"] == two_ranks[1]["seed"]
-
-    def test_an_object_that_is_not_json_fails_on_every_rank_alike(self, two_ranks):
-        """Negative control of the protocol: if only one rank raised, the other would wait
-        forever.
-        """
-        assert "set" in two_ranks[0]["broadcast_error"]
-        assert "rank 0 passed an object" in two_ranks[1]["broadcast_error"]
-        assert "rank 1 passed an object" in two_ranks[0]["gather_error"]
-        assert "set" in two_ranks[1]["gather_error"]

@@ -35,21 +35,6 @@ class UnrolledLSTM(nn.Module):
         return {"losses": {"cls": F.cross_entropy(self.head(hidden), y)}}
 
 
-class HandmadeRecurrence(nn.Module):
-    """A loop as long as the sequence, which differs from batch to batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer = nn.Linear(12, 12), nn.Linear(6, 12)
-        self.head = nn.Linear(12, 4)
-
-    def forward(self, steps, y):
-        hidden = self.outer(steps[:, 0])
-        for t in range(1, steps.shape[1]):
-            hidden = flow.tanh(self.inner(hidden) + self.outer(steps[:, t]))
-        return {"losses": {"cls": F.cross_entropy(self.head(hidden), y)}}
-
-
 class CrossAttention(nn.Module):
     """Queries from one sequence, keys and values from another."""
 
@@ -99,6 +84,5 @@ class Translator(nn.Module):
 MODELS = {
     "lstm": (LSTMClassifier, "sequences"),
     "lstm_cell_loop": (UnrolledLSTM, "sequences"),
-    "loop_of_variable_length": (HandmadeRecurrence, "sequences_of_two_lengths"),
     "translator": (Translator, "translations"),
 }

@@ -1,39 +1,8 @@
-"""Models of the zoo that keep state, hook their modules or couple the samples of a batch."""
+"""Models of the zoo that keep state, have own gradients or couple the samples of a batch."""
 
 import oneflow as flow
 import oneflow.nn.functional as F
 from oneflow import nn
-
-
-class ActivationAverage(nn.Module):
-    """A running average of the activations, which scales later batches."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(8, 12), nn.Linear(12, 4)
-        self.register_buffer("average", flow.ones(12))
-
-    def forward(self, x, y):
-        h = flow.relu(self.body(x))
-        loss = F.cross_entropy(self.head(h / (self.average + 0.5)), y)
-        if self.training:
-            self.average.mul_(0.9)
-            self.average.add_(h.detach().mean(dim=0) * 0.1)
-        return {"losses": {"cls": loss}}
-
-
-class ForwardHooked(nn.Module):
-    """One hook scales the output of a layer, and another shifts the input of a layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(8, 12), nn.Linear(12, 4)
-        self.scale = nn.Parameter(flow.ones(12))
-        self.body.register_forward_hook(lambda module, inputs, output: output * self.scale)
-        self.head.register_forward_pre_hook(lambda module, inputs: (flow.tanh(inputs[0]) + 0.1,))
-
-    def forward(self, x, y):
-        return {"losses": {"cls": F.cross_entropy(self.head(self.body(x)), y)}}
 
 
 class Contrastive(nn.Module):
@@ -157,9 +126,7 @@ class MovingTeacher(nn.Module):
 
 
 MODELS = {
-    "activation_average": (ActivationAverage, "vectors"),
     "contrastive": (Contrastive, "pairs"),
-    "forward_hooks": (ForwardHooked, "vectors"),
     "variance_penalty": (VariancePenalty, "points"),
     "memory_queue": (MemoryQueue, "pairs"),
     "domain_adversarial": (DomainAdversarial, "vectors"),

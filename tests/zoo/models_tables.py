@@ -70,21 +70,6 @@ class ResidualOutside(nn.Module):
         return {"losses": {"cls": F.cross_entropy(self.head(h), y)}}
 
 
-class Polynomial(nn.Module):
-    """Coefficients in an nn.ParameterList, taken in turn."""
-
-    def __init__(self):
-        super().__init__()
-        self.coefficients = nn.ParameterList([nn.Parameter(flow.ones(8) * 0.1) for _ in range(3)])
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x, y):
-        total = flow.zeros_like(x)
-        for power, coefficient in enumerate(self.coefficients):
-            total = total + coefficient * x ** (power + 1)
-        return {"losses": {"cls": F.cross_entropy(self.head(total), y)}}
-
-
 class Highway(nn.Module):
     """Gated layers in an nn.Sequential, of which two share their weights."""
 
@@ -115,6 +100,5 @@ MODELS = {
     "wide_and_deep": (WideAndDeep, "clicks"),
     "residual_outside": (ResidualOutside, "vectors"),
     "gather_scatter": (GatherScatter, "columns"),
-    "parameter_list": (Polynomial, "vectors"),
     "highway_shared": (Highway, "vectors"),
 }

@@ -27,7 +27,7 @@ def _tokens(rng: np.random.RandomState) -> Batch:
     return {"target": target, "labels": labels}
 
 
-def _make(kind: str, rng: np.random.RandomState, iteration: int) -> Batch:
+def _make(kind: str, rng: np.random.RandomState) -> Batch:
     x, y = _floats(rng, 8), _labels(rng)
     if kind == "vectors":
         return {"x": x, "y": y}
@@ -51,8 +51,6 @@ def _make(kind: str, rng: np.random.RandomState, iteration: int) -> Batch:
         }
     if kind == "sequences":
         return {"steps": _floats(rng, 5, 6), "y": y}
-    if kind == "sequences_of_two_lengths":
-        return {"steps": _floats(rng, 5 if iteration % 2 == 0 else 3, 6), "y": y}
     if kind == "translations":
         return {"source": rng.randint(0, 20, (SAMPLES, 7)).astype(np.int64), **_tokens(rng)}
     if kind == "images":
@@ -65,7 +63,7 @@ def _make(kind: str, rng: np.random.RandomState, iteration: int) -> Batch:
 def batches(kind: str) -> list[Batch]:
     """Return the global batches of a run, one per iteration."""
     rng = np.random.RandomState(zlib.crc32(kind.encode()) % 2**31)
-    return [_make(kind, rng, iteration) for iteration in range(ITERATIONS)]
+    return [_make(kind, rng) for _ in range(ITERATIONS)]
 
 
 def initial_value(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -45,8 +45,6 @@ _BODY_AND_HEAD = {"split": {"body.*": 0, "head.weight": 1}}
 PLANS = {
     "class_weights": _BODY_AND_HEAD,
     "contrastive": {"split": {"tower.0.*": 0, "tower.2.weight": 1}},
-    "activation_average": {"split": {**_BODY_AND_HEAD["split"], "average": 0}},
-    "forward_hooks": {"split": {**_BODY_AND_HEAD["split"], "scale": 0}},
     "wide_and_deep": {"split": {"deep.0.*": 0, "deep.2.weight": 1}},
     "conv_skips": {"blocks": "blocks"},
     "highway_shared": {"blocks": "layers"},

@@ -55,9 +55,9 @@ def workdir(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture(params=["eager", "graph"])
+@pytest.fixture(params=["eager", "graph"], scope="module")
 def mode(request):
-    """Both execution modes."""
+    """Both execution modes, one after the other in a file, because its tests may share runs."""
     return request.param
 
 

@@ -1,27 +1,17 @@
 """The hand-written loops train like the trainers for any config, or refuse it."""
 
 import numpy as np
-import oneflow as flow
 import pytest
 from contract_runs import make_config
+from test_contract_optimizers import several
 from toy import record_losses
 
 from libai.benchmark.protocol import Unavailable
 from libai.benchmark.worker import RawVariant
-from libai.config import LazyCall, validate
+from libai.config import validate
 from libai.engine import Run, default_setup
-from libai.optim import get_param_groups
 
 COMMON = ("lr_scheduler=null", "train.evaluation.enabled=false", "train.checkpointer.enabled=false")
-
-
-def several():
-    return {
-        "body": LazyCall(flow.optim.AdamW)(
-            params=LazyCall(get_param_groups)(only=r"^a\."), lr=0.01
-        ),
-        "head": LazyCall(flow.optim.SGD)(lr=0.1, momentum=0.9),
-    }
 
 
 @pytest.mark.slow

@@ -35,12 +35,6 @@ def test_a_direction_against_the_evaluator_is_refused(tmp_path):
         make_run(tmp_path, "eager", "train.evaluation.eval_metric=-val/accuracy")
 
 
-@pytest.fixture(scope="module", params=["eager", "graph"])
-def mode(request):
-    """Both execution modes, one after the other, because tests of a mode share a run."""
-    return request.param
-
-
 @pytest.fixture(scope="module")
 def wild(mode, tmp_path_factory):
     """Return a finished run and its result."""

@@ -39,12 +39,6 @@ class OwnInitialWeights(Classifier):
             flow.nn.init.constant_(parameter, 0.5)
 
 
-@pytest.fixture(scope="module", params=["eager", "graph"])
-def mode(request):
-    """Both execution modes, one after the other, because tests of a mode share their first run."""
-    return request.param
-
-
 @pytest.fixture(scope="module")
 def trained(mode, tmp_path_factory):
     """Return the weights of a short run and the path of its checkpoint."""

@@ -31,20 +31,6 @@ def test_the_storage_follows_the_iteration(mode):
         get_event_storage()
 
 
-def test_a_hook_can_stop_training_cleanly(mode):
-    trainer, seen = make_trainer(mode), []
-
-    def stop(t):
-        if t.iter == 1:
-            raise StopTraining("enough")
-
-    hook = CallbackHook(after_step=stop, after_train=lambda t: seen.append(t.completed_iters))
-    trainer.register_hooks([hook])
-    trainer.train(0, 10)
-    assert trainer.status == "stopped"
-    assert (trainer.iter, seen) == (2, [2])
-
-
 def stop(_):
     raise StopTraining("enough")
 

@@ -52,16 +52,6 @@ def test_a_failure_has_a_hook_point_before_the_end(mode, tmp_path, caplog):
     assert seen == ["planted"]
 
 
-def test_a_callback_is_called_every_few_iterations(mode, tmp_path):
-    called = []
-    run = make_run(tmp_path, mode)
-    run.trainer.register_hooks(
-        [CallbackHook(after_step=lambda trainer: called.append(trainer.iter), every=3)]
-    )
-    run.trainer.train(0, 8)
-    assert called == [2, 5]
-
-
 def test_a_callback_at_an_unknown_point_is_a_mistake():
     with pytest.raises(TypeError, match="has no point after_steps; choose from before_train"):
         CallbackHook(after_steps=print)

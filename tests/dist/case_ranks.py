@@ -326,6 +326,11 @@ def trains_on_a_mesh(key: str) -> None:
         assert held is not None and held.shares_parameters
 
 
+@on_ranks(2)
+def auto_parallel_trains_as_one_process_does(_: str) -> None:
+    check_plan(Planned(plain(), options={"auto_parallel": True}), "graph")
+
+
 # ----------------------------------------------------------------------------------------------
 # evaluation and prediction
 

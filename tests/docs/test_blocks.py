@@ -8,12 +8,11 @@ import sys
 from collections import OrderedDict
 from types import SimpleNamespace
 
-import jobs
 import numpy as np
 import oneflow as flow
 import pytest
 from hf_folders import with_tokenizer
-from jobs import LIBAI, ROOT, read_metrics
+from jobs import ROOT, read_metrics
 from omegaconf import OmegaConf
 from oneflow import nn
 from test_readme import blocks
@@ -125,12 +124,12 @@ def test_hooks():
 
 
 @pytest.mark.parametrize("mode", ["false", "true"])
-def test_a_pytorch_file_trains_from_its_config(mode, tmp_path):
+def test_a_pytorch_file_trains_from_its_config(mode, tmp_path, worker):
     for name, text in {**TORCH_FILES, "config.py": block("pytorch")}.items():
         (tmp_path / name).write_text(text)
     settings = [f"graph.enabled={mode}", "train.train_iter=2", "train.output_dir=out"]
     settings += ["train.evaluation.eval_period=2", "train.log_period=1"]
-    done = jobs.run([*LIBAI, "train", "config.py", *settings], cwd=tmp_path)
+    done = worker.libai("train", "config.py", *settings, cwd=tmp_path)
     assert done.returncode == 0 and "iter 2/2" in done.stdout, done
 
 

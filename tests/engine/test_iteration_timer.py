@@ -3,19 +3,11 @@
 from unittest import mock
 
 import pytest
+from test_contract_metrics import Recording
 from toy import batches, make_trainer
 
-from libai.engine.events.writers import Writer
 from libai.engine.hooks import CallbackHook, CheckpointHook, EvalHook, IterationTimer, WriterHook
 from libai.engine.loop import StopTraining
-
-
-class Recording(Writer):
-    def __init__(self):
-        self.records = []
-
-    def write(self, record):
-        self.records.append(record)
 
 
 class FakeTime:

@@ -188,13 +188,6 @@ def test_a_custom_graph_trains_like_the_eager_loop(optimizer):
     assert own.fetch_metrics() == pytest.approx(eager.fetch_metrics(), rel=1e-4)
 
 
-def test_a_run_with_a_custom_graph_continues_in_eager_mode():
-    trainer = trained(GraphTrainer, 6, train_graph=OwnGraph)
-    trainer.switch_to("eager")
-    trainer.train(6, 12)
-    assert_allclose(weights(trainer), weights(trained(EagerTrainer)), rtol=1e-5, atol=1e-7)
-
-
 def test_an_eager_run_continues_in_a_custom_graph():
     """With the number of updates, by which the graph corrects its bias."""
     first = trained(EagerTrainer, 6, "adamw")

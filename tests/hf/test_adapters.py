@@ -5,15 +5,15 @@ import json
 import numpy as np
 import oneflow as flow
 import pytest
+from contract_runs import make_run_with
 from hf_folders import with_tokenizer
 from omegaconf import OmegaConf
 from refusals import refused
 from safetensors.numpy import load_file
 
 from libai.cli.commands.hf import run as main
-from libai.config import LazyCall, LazyConfig, defaults, validate
+from libai.config import LazyCall
 from libai.data import build_train_loader
-from libai.engine import Run, default_setup
 from libai.hf import export_folder, import_folder, load_pretrained, model_config
 from libai.inference import Pipeline
 
@@ -25,25 +25,18 @@ def tokens():
     return {"input_ids": ids, "labels": ids}
 
 
-def tuned(folder, source, *overrides):
+def tuned(folder, source):
     """A run that trained adapters of the model in `source` for a few iterations."""
     import_folder(source, folder / "base")
-    train = defaults("train")
-    train.output_dir, train.train_micro_batch_size, train.train_iter = str(folder / "run"), 8, 4
-    train.evaluation.enabled = False
-    train.writers = ["console", "jsonl"]
-    train.load_weight.path = str(folder / "base")
-    config = {
+    sections = {
         "model": model_config(source),
         "optim": LazyCall(flow.optim.AdamW)(lr=0.05),
         "dataloader": {"train": LazyCall(build_train_loader)(dataset=LazyCall(tokens)())},
-        "train": train,
-        "graph": defaults("graph"),
+        "lr_scheduler": None,
     }
-    lazy = LazyConfig.apply_overrides(
-        OmegaConf.create(config, flags={"allow_objects": True}), [LORA, *overrides]
-    )
-    run = Run(default_setup(validate(lazy)))
+    words = ["train.train_iter=4", "train.evaluation={enabled: false, evaluators: {}}"]
+    words += [LORA, f"train.load_weight={folder / 'base'}"]
+    run = make_run_with(sections, folder / "run", "eager", *words)
     run.train()
     return run
 

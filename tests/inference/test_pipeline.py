@@ -9,16 +9,15 @@ import textwrap
 
 import jobs
 import numpy as np
-import oneflow as flow
 import pytest
+from contract_runs import make_run_with
 from hf_folders import FIXTURES, with_tokenizer
 from jobs import ROOT
 from numpy.testing import assert_allclose, assert_array_equal
-from omegaconf import OmegaConf
 from refusals import refused
 
 from libai.cli.commands import generate, predict
-from libai.config import LazyCall, defaults, validate
+from libai.config import LazyCall
 from libai.data import (
     ImageFolderDataset,
     InMemoryDataset,
@@ -26,7 +25,6 @@ from libai.data import (
     build_text_dataset,
     build_train_loader,
 )
-from libai.engine import Run
 from libai.hf import load_pretrained
 from libai.inference import GenerationOptions, Generator, Pipeline
 from libai.models import GPT, MLP, ViT
@@ -41,20 +39,10 @@ def llama(tmp_path_factory):
 
 def trained(folder, iterations, model, dataset):
     """Return the output folder of a run."""
-    train = defaults("train")
-    train.output_dir = str(folder / "run")
-    train.train_iter = iterations
-    train.train_micro_batch_size = 8
-    config = {
-        "train": train,
-        "graph": defaults("graph"),
-        "model": model,
-        "optim": LazyCall(flow.optim.AdamW)(
-            params=LazyCall("libai.optim.get_param_groups")(), lr=0.01
-        ),
-        "dataloader": {"train": LazyCall(build_train_loader)(dataset=dataset)},
-    }
-    Run(validate(OmegaConf.create(config, flags={"allow_objects": True}))).train()
+    loader = LazyCall(build_train_loader)(dataset=dataset)
+    sections = {"model": model, "dataloader": {"train": loader}, "lr_scheduler": None}
+    words = [f"train.train_iter={iterations}", "train.evaluation={enabled: false, evaluators: {}}"]
+    make_run_with(sections, folder / "run", "eager", *words).train()
     return folder / "run"
 
 

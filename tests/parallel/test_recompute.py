@@ -119,39 +119,40 @@ def test_plain_use_without_a_trainer_draws_one_mask():
     assert np.array_equal(x.grad.numpy(), y.numpy()) and 0 < y.numpy().mean() < 2
 
 
-def test_the_second_pass_runs_under_autocast_again():
+def seen_in_both_passes(look, context, prepare=lambda one: one):
+    """Return what `look()` returns in the two forward passes of a block, the first in `context`."""
     seen = []
 
     class Watching(nn.Linear):
         def forward(self, x):
-            seen.append((flow.is_autocast_enabled(), flow.get_autocast_gpu_dtype()))
+            seen.append(look())
             return super().forward(x)
 
-    model = nn.Sequential(Watching(4, 4))
+    model = prepare(nn.Sequential(Watching(4, 4)))
     recompute_in_backward(model, ["0"])
-    with flow.autocast("cuda", dtype=flow.bfloat16):
-        y = model(flow.ones(2, 4, requires_grad=True))
-    assert not flow.is_autocast_enabled()
+    with context:
+        y = model(prepare(flow.ones(2, 4, requires_grad=True)))
     (y * y).sum().backward()
-    assert seen == [(True, flow.bfloat16)] * 2
+    return seen
+
+
+def test_the_second_pass_runs_under_autocast_again():
+    def look():
+        return flow.is_autocast_enabled(), flow.get_autocast_gpu_dtype()
+
+    context = flow.autocast("cuda", dtype=flow.bfloat16)
+    assert seen_in_both_passes(look, context) == [(True, flow.bfloat16)] * 2
+    assert not flow.is_autocast_enabled()
 
 
 def test_tensors_made_in_the_second_pass_get_the_layout_of_the_first():
-    seen = []
-
-    class Watching(nn.Linear):
-        def forward(self, x):
-            seen.append(flow.utils.global_view.current_global_mode().is_enabled)
-            return super().forward(x)
-
-    model = nn.Sequential(Watching(4, 4))
-    recompute_in_backward(model, ["0"])
-    placement, broadcast = flow.placement("cpu", [0]), flow.sbp.broadcast
-    model.to_global(placement=placement, sbp=broadcast)
-    x = flow.ones(2, 4).to_global(placement=placement, sbp=broadcast)
-    with flow.utils.global_view.global_mode(True, placement=placement, sbp=broadcast):
-        y = model(x)
-    (y * y).sum().backward()
+    view = flow.utils.global_view
+    place = {"placement": flow.placement("cpu", [0]), "sbp": flow.sbp.broadcast}
+    seen = seen_in_both_passes(
+        lambda: view.current_global_mode().is_enabled,
+        view.global_mode(True, **place),
+        lambda one: one.to_global(**place),
+    )
     assert seen == [True, True]
 
 

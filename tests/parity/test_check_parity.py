@@ -6,7 +6,6 @@ import faults
 import oneflow as flow
 import pytest
 import toy
-from jobs import LIBAI, run
 from oneflow import nn
 from refusals import refused
 from toy import Classifier, optimizer_of
@@ -199,21 +198,10 @@ def loader():
     "words, code, verdict",
     [([], 0, "same"), (["+model.jitter=true"], 1, "broken"), (["model.jiter=true"], 2, None)],
 )
-def test_the_tool_prints_json_and_returns_an_exit_code(tmp_path, words, code, verdict):
+def test_the_tool_prints_json_and_returns_an_exit_code(tmp_path, worker, words, code, verdict):
     (tmp_path / "config.py").write_text(CONFIG)
     (tmp_path / "my_parts.py").write_text(PARTS)
-    done = run(
-        [
-            *LIBAI,
-            "parity",
-            "config.py",
-            *words,
-            "--iters=3",
-            "--json",
-        ],
-        cwd=tmp_path,
-        timeout=120,
-    )
+    done = worker.libai("parity", "config.py", *words, "--iters=3", "--json", cwd=tmp_path)
     assert done.returncode == code, done
     assert not (tmp_path / "not").exists()
     if verdict is None:

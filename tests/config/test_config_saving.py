@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from libai.config import ConfigError, LazyCall, LazyConfig, defaults, instantiate, loader, schema
+from libai.config import ConfigError, LazyCall, LazyConfig, instantiate, loader
 from libai.config.lazy_config import to_yaml
 from libai.config.settings.coercion import OBJECTS
 
@@ -109,9 +109,3 @@ def test_a_class_of_a_script_or_notebook_is_saved_by_its_name_there(monkeypatch)
     monkeypatch.setattr(sys.modules["__main__"], "OfScript", OfScript, raising=False)
     config = LazyCall(OfScript)()
     assert config._target_ == "__main__.OfScript" and isinstance(instantiate(config), OfScript)
-
-
-def test_a_saved_config_of_all_typed_sections_can_be_loaded(tmp_path):
-    config = OmegaConf.create({name: defaults(name) for name in schema.TYPED_SECTIONS})
-    LazyConfig.save(config, tmp_path / "config.yaml")
-    assert LazyConfig.load(tmp_path / "config.yaml") == config

@@ -5,7 +5,7 @@ import oneflow as flow
 import pytest
 from refusals import refused
 
-from libai.engine.events.storage import EventStorage, get_event_storage
+from libai.engine.events.storage import EventStorage
 
 
 def test_a_tensor_of_several_elements_is_an_error_that_names_it():
@@ -28,13 +28,6 @@ def test_a_tensor_of_a_graph_under_construction_is_an_error_with_a_remedy():
 def test_a_value_that_is_not_a_number_is_refused_immediately():
     with pytest.raises(TypeError, match="'a'.* takes a number or a one-element tensor, not str"):
         EventStorage().put_scalar("a", "0.5")
-
-
-def test_outside_of_training_there_is_no_storage():
-    with pytest.raises(
-        RuntimeError, match=r"outside of training.*with EventStorage\(\) as storage"
-    ):
-        get_event_storage()
 
 
 def test_state_survives_json():

@@ -31,10 +31,6 @@ class Seen(Evaluator):
         return dict(sums)
 
 
-def test_the_repr_of_a_trainer_shows_its_progress(mode):
-    assert repr(make_trainer(mode)) == f"<{mode.title()}Trainer: created, 0 iterations made>"
-
-
 @pytest.mark.parametrize("micro_batch_size", [1, 4, 8, 37, 50])
 def test_every_sample_counts_once_for_any_batch_size(mode, micro_batch_size):
     data = batches(1, size=37)[0]

@@ -78,13 +78,3 @@ def test_an_option_that_cannot_be_honoured_is_refused(settings, where, text):
         with pytest.raises(UserError) as caught:
             check_supported(run, mode, device)
         assert text in str(caught.value)
-
-
-def test_all_refusals_come_together():
-    with pytest.raises(UserError) as caught:
-        check_supported(
-            make_run("eager", graph__on_build_error="eager", train__amp__enabled=True),
-            "eager",
-            "cpu",
-        )
-    assert len(str(caught.value).splitlines()) == 2

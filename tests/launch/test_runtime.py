@@ -205,6 +205,13 @@ def test_a_package_that_is_too_new_is_explained(tmp_path, monkeypatch, package, 
     assert "\n" not in text
 
 
+def test_an_import_with_a_package_that_is_too_new_is_one_line(tmp_path):
+    install(tmp_path, "numpy", "2.1.0")
+    result = import_fake_oneflow(tmp_path, "answer = 42")
+    assert result.returncode == 2 and result.stderr.startswith("error: numpy 2.1.0 is installed in")
+    assert result.stderr.count("\n") == 1
+
+
 # ----------------------------------------------------------------------------------------------
 # rendezvous
 

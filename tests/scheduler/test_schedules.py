@@ -138,22 +138,6 @@ def test_mistakes_are_named(build, options, text):
         build(build_optimizer(), max_iter=MAX_ITER, **options)
 
 
-def test_epochs_need_not_be_whole_iterations():
-    schedule = WarmupMultiStepLR(
-        build_optimizer(),
-        30,
-        [1, 3],
-        warmup_iter=0,
-        gamma=0.5,
-        by="epoch",
-        iters_per_epoch=5.5,
-        max_epoch=4,
-    )
-    assert schedule.length == 22
-    factors = [schedule.factor(step) for step in range(22)]
-    assert factors == [1.0] * 6 + [0.5] * 11 + [0.25] * 5  # epoch 1 begins at 5.5, epoch 3 at 16.5
-
-
 @pytest.mark.parametrize(
     "samples, batch", [(40, 8), (29, 10), (48, 32), (1437, 256), (50_000, 4096)]
 )

@@ -30,12 +30,6 @@ def test_other_ranks_log_to_their_file_alone(tmp_path, capsys, monkeypatch):
     assert "[1/2]" in (tmp_path / "log_rank1.txt").read_text()
 
 
-def test_warnings_and_errors_say_what_they_are(capsys):
-    setup_logging(None).warning("careful")
-    setup_logging(None).error("bad")
-    assert capsys.readouterr().out == "warning: careful\nerror: bad\n"
-
-
 def test_set_up_twice_prints_once_and_a_resumed_run_appends(tmp_path, capsys):
     setup_logging(tmp_path).info("one")
     setup_logging(tmp_path).info("two")

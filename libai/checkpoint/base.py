@@ -21,7 +21,7 @@ from libai.checkpoint.manifest import BASE
 from libai.checkpoint.reader import TensorGroup
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES
 from libai.checkpoint.shards import cut_shards
-from libai.utils.distributed import is_main_process, result_of_rank_0
+from libai.utils.distributed import result_of_rank_0
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,11 @@ class Base:
 def sha256_of(tensors: Mapping[str, Any]) -> str:
     """Return the SHA-256 of float tensors, in float32 and in the order of their names.
 
-    Collective if tensors are global. Only rank 0 has all values.
+    Collective if tensors are global. Then only rank 0 has all values, and its digest counts.
     """
     _, entries = cut_shards({"model": tensors}, DEFAULT_SHARD_BYTES)
     digest = hashlib.sha256()
     for name, entry in zip(sorted(tensors), entries):
-        array = entry.array()
-        if is_main_process():
-            digest.update(name.encode())
-            digest.update(np.ascontiguousarray(array, np.float32).data)
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(entry.array(), np.float32).data)
     return digest.hexdigest()

@@ -204,11 +204,14 @@ def build_train_loader(
     layout = _layout(micro_batch_size, data_rank, num_data_ranks)
     reader = BatchReader(dataset, num_workers, collate=collate)
     parts = reader.parts
-    if parts.batch_size not in (None, micro_batch_size):
+    of_all_ranks = micro_batch_size * layout.num_data_ranks
+    if parts.batch_size not in (None, micro_batch_size, of_all_ranks):
         raise DataError(
             f"the DataLoader has batch_size={parts.batch_size}, but the run reads "
-            f"{micro_batch_size} samples per rank and forward pass. Set "
-            f"train.train_micro_batch_size={parts.batch_size} (micro_batch_size in Python)."
+            f"{micro_batch_size} samples per rank and forward pass, {of_all_ranks} on "
+            f"{layout.num_data_ranks} data ranks. Set train.train_micro_batch_size="
+            f"{parts.batch_size} (micro_batch_size in Python), or a smaller number that gives "
+            "this size on all data ranks together."
         )
     if shuffle is None:
         shuffle = parts.shuffle

@@ -4,6 +4,7 @@ evaluations and stops on some ranks only.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,12 @@ import toy
 from cells import on_ranks
 from oneflow import nn
 from parity_cases import TRAINERS
+from ranks import shared_folder
 from seam_ranks import check_refused, logged_lines, own_batches, trained, weights
 
+from libai import checkpoint
+from libai.checkpoint import TensorGroup, open_weights
+from libai.checkpoint.base import Base
 from libai.data import PadCollate, build_train_loader
 from libai.engine import EagerTrainer
 from libai.utils.distributed import get_rank
@@ -116,3 +121,22 @@ def an_evaluation_loader_that_ends_early_on_one_rank_is_refused(mode: str) -> No
     trainer = trained(TRAINERS[mode], own_batches(), 1)
     text = "ended after 2 batches on rank 0, but not on rank 1"
     check_refused(text, lambda: trainer.evaluate(toy.batches(2 + get_rank()), {}))
+
+
+@on_ranks(2, ["right", "changed"])
+def each_rank_completes_a_checkpoint_from_its_base(kind: str) -> None:
+    frozen = {"a": np.arange(4, dtype="float32")}
+    with shared_folder() as folder:
+        path = checkpoint.save(folder, 0, {"model": frozen}, {})
+        base = Base.of(path, {"a": "a"}, frozen)
+        if kind == "changed":
+            base = replace(base, sha256="0" * 64)
+        all_weights = base.completed(path, TensorGroup(path, {}, _no_tensor), open_weights)
+        if kind == "changed":
+            check_refused("on other weights", lambda: dict(all_weights))
+        else:
+            np.testing.assert_equal(dict(all_weights), frozen)
+
+
+def _no_tensor(name: str) -> None:
+    raise KeyError(name)

@@ -49,9 +49,10 @@ def test_a_data_loader_is_taken_over(options, names, is_shuffled, load):  # noqa
     assert sorted(epoch) == sorted(in_order[: len(epoch)])
     assert (epoch.tolist() != in_order) == is_shuffled
     # a resumed rank of two reads its half of the next batch
-    rank = build_train_loader(
-        file.loader, micro_batch_size=2, seed=3, data_rank=1, num_data_ranks=2
-    )
+    share = {"data_rank": 1, "num_data_ranks": 2}
+    rank = build_train_loader(file.loader, micro_batch_size=2, seed=3, **share)
+    # batch_size=2 may also be the samples of both ranks together
+    assert len(next(build_train_loader(file.loader, micro_batch_size=1, **share))["x"]) == 1
     rank.load_state_dict({"consumed_samples": 4})
     assert np.array_equal(next(rank)["x"], batches[3]["x"])
     seen = [batch["x"].ravel() for batch, _ in build_eval_loader(file.loader, micro_batch_size=4)]

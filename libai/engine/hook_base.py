@@ -143,10 +143,6 @@ class HookBase:
     only_on = "all"
     #: hooks with smaller numbers run first; the shipped hooks use 1 ... 99
     priority = 50
-    #: `before_step` and `after_step` are called every `step_period` iterations, and always in the
-    #: first and the last iteration of a call of `train` (0: only in these). A hook may change its
-    #: period at any time
-    step_period = 1
 
     def before_train(self) -> None:
         """Called once before the first iteration."""

@@ -401,19 +401,17 @@ class TrainerBase:
             for iteration in range(self.start_iter, self.max_iter):
                 self.iter = storage.iter = iteration
                 completed = iteration + 1
-                is_first_or_last = iteration == self.start_iter or completed == self.max_iter
                 if epoch is not None and epoch.begins(iteration):
                     loop.call_hooks("on_epoch_begin")
-                for hook, call in loop.calls_at["before_step"]:
-                    if is_first_or_last or (hook.step_period and completed % hook.step_period == 0):
-                        call()
+                for _, call in loop.calls_at["before_step"]:
+                    call()
                 self.run_step()
                 self.completed_iters = completed  # not in `run_step`, which may be overridden
                 note_progress(completed)
                 if iteration == self.start_iter or completed % _CHECK_RANKS_PERIOD == 0:
                     self._check_ranks()
                 poll()
-                self._run_after_step(is_first_or_last)
+                self._run_after_step()
                 if _STOP_OF_MAIN in answers:
                     raise loop.stop_of_main or StopTraining("requested by a hook on the main rank")
                 if len(loop.metrics.pending) >= MAX_PENDING_RESULTS:
@@ -469,12 +467,10 @@ class TrainerBase:
         self.loop.metrics.pending.append((self.iter, result))
         self.feed.is_ahead = False
 
-    def _run_after_step(self, everything: bool, first: int = 0) -> None:
+    def _run_after_step(self, first: int = 0) -> None:
         """Call `after_step` of the hooks from number `first` on, and `on_epoch_end` if it is due.
 
         Raises `StopTraining` after the last of them.
-
-        `everything`: also call the hooks whose `step_period` does not include this iteration.
         """
         stop = None
         calls = self.loop.calls_at["after_step"]
@@ -483,12 +479,8 @@ class TrainerBase:
         is_epoch_end = epoch is not None and epoch.ends(completed)
         for index in range(first, len(calls)):
             hook, call = calls[index]
-            is_due = everything or (hook.step_period and completed % hook.step_period == 0)
-            if not is_due and not is_epoch_end:
-                continue
             try:
-                if is_due:
-                    call()
+                call()
                 if is_epoch_end and hook.overrides("on_epoch_end"):
                     hook.on_epoch_end()
             except StopTraining as reason:
@@ -516,7 +508,7 @@ class TrainerBase:
         )
         if first is not None and self.start_iter:
             self.iter = self.storage.iter = self.start_iter - 1
-            self._run_after_step(True, first)
+            self._run_after_step(first)
             self.iter = self.storage.iter = self.start_iter
 
     def _raise_if_stopping(self) -> None:

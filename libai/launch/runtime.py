@@ -215,8 +215,8 @@ def _apply_patches() -> None:
     if is_on("kernels"):
         kernels.use_kernels()
         if is_on("recurrent"):
-            kernels.use_recurrent_operations()
-        if is_on("linear") and kernels.use_linear_operation():
+            kernels.replace_functions("recurrent")
+        if is_on("linear") and kernels.replace_functions("linear"):
             linear.use_operation()
     if kernels.are_kernels_on() and is_on("layer-norm"):
         layer_norm.use_operation()
@@ -225,7 +225,7 @@ def _apply_patches() -> None:
     if is_on("threads"):
         openblas.use_threads(kernels.loaded_library())
     if is_on("memory-plan"):
-        kernels.plan_memory()
+        kernels.replace_functions("memory-plan")
 
 
 def wait_for_rank0() -> None:

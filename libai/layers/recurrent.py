@@ -16,7 +16,7 @@ from oneflow import nn
 from oneflow.nn.modules.rnn import RNNBase
 from oneflow.nn.utils.rnn import PackedSequence
 
-from libai.native.kernels import are_kernels_on, use_recurrent_operations
+from libai.native.kernels import are_kernels_on, replace_functions
 from libai.patches.table import is_on
 from libai.utils.logging import engine_logger as logger
 from libai.utils.logging import warn_once
@@ -35,7 +35,7 @@ def drops(module: nn.Module) -> bool:
     """
     if not isinstance(module, RNNBase):
         return False
-    if not (is_on("recurrent") and are_kernels_on() and use_recurrent_operations()):
+    if not (is_on("recurrent") and are_kernels_on() and replace_functions("recurrent")):
         return False
     _replace_functions()
     return module.num_layers > 1 and 0.0 < module.dropout < 1.0

@@ -47,8 +47,8 @@ def main() -> None:
     import oneflow  # noqa: F401  (the library needs it)
 
     library = Library(Path(sys.argv[1]))
-    library.use_recurrent_operations()
-    library.use_linear_operation()
+    library.replace("recurrent")
+    library.replace("linear")
     problems = [
         f"{level}: {text}"
         for level in LEVELS

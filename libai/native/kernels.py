@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,22 @@ OWN_RECURRENT = tuple(
         ("12RnnReluInput", "S6_RKNS0_11TensorTupleE"),
     )
 )
+#: patch -> OneFlow's functions that it replaces, each with the name of our function that returns
+#: the replacement, and the arguments of that function
+_REPLACED: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "memory-plan": ((OWN_MEMORY_PLANNER, "libai_memory_plan"),),  # src/memory_plan.cpp
+    "lean-kernels": (
+        (OWN_KERNEL_MAKER, "libai_lean_kernels"),  # src/memory_plan.cpp
+        (OWN_TASK_ADDER, "libai_lean_plans"),
+    ),
+    "contiguous-copies": ((OWN_COPY, "libai_contiguous"),),  # src/contiguous.cpp
+    "linear": ((OWN_LINEAR, "libai_linear"),),  # src/linear.cpp
+    "recurrent": tuple(  # src/recurrent.cpp
+        (own, "libai_recurrent", kind) for kind, own in enumerate(OWN_RECURRENT)
+    ),
+}
+#: patches of functions that OneFlow's library of functions for Python calls, not liboneflow
+_CALLED_BY_PYTHON = ("linear", "recurrent")
 
 
 class Library:
@@ -106,60 +121,22 @@ class Library:
         keeps_bits = self._library.libai_products_start(ctypes.c_void_p(sgemm))
         return address_of(self._library, "libai_products_sgemm") if keeps_bits else 0
 
-    def copy_without_nodes(self) -> None:
-        """Make the copies of strided inputs without a node in the autograd graph
-        (src/contiguous.cpp).
+    def keep_nodes(self, is_kept: bool) -> None:
+        """Make the copies of strided inputs with a node in the autograd graph, or without."""
+        self._library.libai_contiguous_keeps_node(ctypes.c_bool(is_kept))
 
-        A copy that `Tensor.contiguous` returns keeps its node, because hooks may be registered on
-        it. Call it once per process. Raises `Unavailable` if this is not possible.
-        """
-        import oneflow as flow
-
-        self.replace(OWN_COPY, "libai_contiguous")
-        keep_node = self._library.libai_contiguous_keeps_node
-        copy = flow.Tensor.contiguous
-
-        @functools.wraps(copy)
-        def contiguous(tensor: Any) -> Any:
-            keep_node(ctypes.c_bool(True))
-            try:
-                return copy(tensor)
-            finally:
-                keep_node(ctypes.c_bool(False))
-
-        flow.Tensor.contiguous = contiguous
-
-    def use_recurrent_operations(self) -> None:
-        """Make `nn.LSTM`, `nn.GRU` and `nn.RNN` compute whole sequences in one operation
-        (src/recurrent.cpp).
+    def replace(self, patch: str) -> None:
+        """Replace the functions of OneFlow that belong to `patch` with ours.
 
         Call it once per process. Raises `Unavailable` if this is not possible.
         """
-        caller = _python_functions()
-        for kind, own in enumerate(OWN_RECURRENT):
-            self.replace(own, "libai_recurrent", kind, caller=caller)
-
-    def use_linear_operation(self) -> None:
-        """Make `flow._C.fused_matmul_bias` one operation on CPU (src/linear.cpp).
-
-        Call it once per process. Raises `Unavailable` if this is not possible.
-        """
-        self.replace(OWN_LINEAR, "libai_linear", caller=_python_functions())
-
-    def replace(
-        self, own: str, name: str, *arguments: int, caller: ctypes.CDLL | None = None
-    ) -> None:
-        """Replace OneFlow's function `own` with the function whose address our function `name`
-        returns. It gets `arguments` and the address of `own`.
-
-        `caller`: the library whose calls are replaced (default: liboneflow).
-        Call it once per process. Raises `Unavailable` if this is not possible.
-        """
-        oneflow = caller or open_oneflow()
-        slot = find_slot(oneflow, own)
-        replacement = getattr(self._library, name)
-        replacement.restype = ctypes.c_void_p
-        slot.value = replacement(*arguments, ctypes.c_void_p(address_of(oneflow, own)))
+        oneflow = open_oneflow()
+        caller = _python_functions() if patch in _CALLED_BY_PYTHON else oneflow
+        for own, name, *arguments in _REPLACED[patch]:
+            slot = find_slot(caller, own)
+            replacement = getattr(self._library, name)
+            replacement.restype = ctypes.c_void_p
+            slot.value = replacement(*arguments, ctypes.c_void_p(address_of(caller, own)))
 
     def calls(self) -> dict[str, int]:
         """Return how often the library has computed each operation, for tests."""
@@ -229,35 +206,42 @@ def use_kernels() -> None:
 
 
 @functools.cache
-def plan_memory() -> None:
-    """Make results in compiled CPU steps share memory from now on (src/memory_plan.cpp), if our
-    library is loaded and OneFlow allows it.
+def replace_functions(patch: str) -> bool:
+    """Replace the functions of OneFlow that belong to `patch`, for the whole process.
 
-    Results stay bit-equal.
+    Return whether our library is loaded and OneFlow allows it. `memory-plan`: results in compiled
+    CPU steps share memory and stay bit-equal. `lean-kernels`: compiled CPU steps drop descriptions
+    that only compilation reads. `recurrent`, `linear`: such layers are one operation.
     """
-    _replace_functions({OWN_MEMORY_PLANNER: "libai_memory_plan"})
-
-
-@functools.cache
-def drop_descriptions() -> None:
-    """Make compiled CPU steps drop descriptions that only compilation reads (src/memory_plan.cpp),
-    if our library is loaded and OneFlow allows it.
-    """
-    _replace_functions({OWN_KERNEL_MAKER: "libai_lean_kernels", OWN_TASK_ADDER: "libai_lean_plans"})
-
-
-def _replace_functions(names: dict[str, str]) -> None:
-    if _library is not None:
-        with contextlib.suppress(Unavailable):
-            for own, name in names.items():
-                _library.replace(own, name)
+    with contextlib.suppress(Unavailable):
+        if _library is not None:
+            _library.replace(patch)
+            return True
+    return False
 
 
 def copy_without_nodes() -> None:
     """Make contiguous copies without a node in the autograd graph, if our library is loaded and
     OneFlow allows it.
+
+    A copy that `Tensor.contiguous` returns keeps its node, because hooks may be registered on it.
     """
-    _is_done(Library.copy_without_nodes)
+    if _library is None or not replace_functions("contiguous-copies"):
+        return
+    import oneflow as flow
+
+    keep_nodes = _library.keep_nodes
+    copy = flow.Tensor.contiguous
+
+    @functools.wraps(copy)
+    def contiguous(tensor: Any) -> Any:
+        keep_nodes(True)
+        try:
+            return copy(tensor)
+        finally:
+            keep_nodes(False)
+
+    flow.Tensor.contiguous = contiguous
 
 
 def kernels_in_use() -> str:
@@ -271,30 +255,6 @@ def are_kernels_on() -> bool:
     Some operations have no other CPU kernel.
     """
     return _library is not None and _library.is_enabled
-
-
-@functools.cache
-def use_recurrent_operations() -> bool:
-    """Compute recurrent networks in one operation. Return whether there is a library for it, and
-    OneFlow allows it.
-    """
-    return _is_done(Library.use_recurrent_operations)
-
-
-@functools.cache
-def use_linear_operation() -> bool:
-    """Compute linear layers in one operation. Return whether there is a library for it, and
-    OneFlow allows it.
-    """
-    return _is_done(Library.use_linear_operation)
-
-
-def _is_done(change: Callable[[Library], None]) -> bool:
-    with contextlib.suppress(Unavailable):
-        if _library is not None:
-            change(_library)
-            return True
-    return False
 
 
 def loaded_library() -> Library | None:

@@ -20,7 +20,7 @@ from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 from oneflow.nn.graph import proxy
 from oneflow.nn.modules.batchnorm import _BatchNorm
 
-from libai.native.kernels import drop_descriptions
+from libai.native.kernels import replace_functions
 from libai.native.symbol_table import Unavailable, open_oneflow
 from libai.patches.internals import release_memory
 from libai.patches.launch_race import close_launch_race
@@ -83,7 +83,7 @@ class CompiledGraph(nn.Graph):
     def __init__(self) -> None:
         close_launch_race()
         if is_on("lean-kernels"):
-            drop_descriptions()
+            replace_functions("lean-kernels")
         with without_harmless_lines():
             super().__init__()
 

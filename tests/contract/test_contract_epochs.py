@@ -101,17 +101,6 @@ def test_epochs_exist_for_hooks_without_a_config(mode):
     assert calls == expected and trainer.epoch == 2
 
 
-def test_the_points_of_epochs_do_not_depend_on_the_period_of_a_hook(mode, tmp_path):
-    calls = []
-    hook = Epochs(calls)
-    hook.step_period = 0
-    hook.is_step_done = True
-    run = make_run(tmp_path, mode, "train.train_iter=12")
-    run.trainer.register_hooks([hook])
-    run.train()
-    assert calls == EVENTS
-
-
 def test_epochs_of_unknown_length_are_refused_for_hooks(mode):
     trainer = make_trainer(mode, iter(batches(3)))
     trainer.register_hooks([CallbackHook(on_epoch_end=print)])

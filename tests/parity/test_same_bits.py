@@ -64,7 +64,7 @@ CASE = Case(OPTIMIZERS["adam"], ManyReaders, batches)
 @contextlib.contextmanager
 def keeping_nodes():
     """Give the copies of strided tensors a node in the autograd graph, as OneFlow does."""
-    keep = kernels.loaded_library()._library.libai_contiguous_keeps_node
+    keep = kernels.loaded_library().keep_nodes
     keep(True)
     try:
         yield

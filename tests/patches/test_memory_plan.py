@@ -14,10 +14,10 @@ from libai.native.kernels import (
     OWN_KERNEL_MAKER,
     OWN_MEMORY_PLANNER,
     OWN_TASK_ADDER,
-    drop_descriptions,
+    replace_functions,
 )
 from libai.native.symbol_table import address_of, find_slot, open_oneflow
-from libai.patches.job import passes, schedule
+from libai.patches.job import passes
 from libai.patches.job.job_edit import JobEdit
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("library")]
@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("library")]
 @contextlib.contextmanager
 def own_functions(*names):
     """Use these functions of OneFlow instead of ours for compiled steps inside the block."""
-    drop_descriptions()  # otherwise the first graph of a process would do this inside the block
+    # otherwise the first graph of a process would do this inside the block
+    replace_functions("lean-kernels")
     oneflow = open_oneflow()
     slots = [find_slot(oneflow, name) for name in names]
     before = [slot.value for slot in slots]
@@ -80,10 +81,8 @@ def test_a_compiled_step_trains_the_same_bits(case, library, monkeypatch):
     ):
         patch.setenv("LIBAI_PATCHES", "-fused-operations")
         expected_metrics, expected_weights = trained(name)
-    if threads == 2:
+    if threads == 2:  # OneFlow then assigns the operations to two threads in turn
         monkeypatch.setattr(passes, "threads_in_use", lambda: 1)
-        monkeypatch.setattr(passes, "usable_cores", lambda: 2)
-        monkeypatch.setattr(schedule, "_SHORT", 0.0)
     metrics, weights = trained(name)
     apart, shared = (
         library._library.libai_memory_plan_bytes(ctypes.c_bool(shares)) for shares in (False, True)

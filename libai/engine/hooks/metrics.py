@@ -36,7 +36,6 @@ class IterationTimer(HookBase):
     """
 
     priority = 99  # the window of the first iteration includes the other hooks
-    step_period = 0
 
     def __init__(self, samples_per_iter: int):
         self.throughput = Throughput()

@@ -41,10 +41,11 @@ class RandomStateHook(HookBase):
     trainer: TrainerBase
 
     priority = 5
-    step_period = 0  # 1 once the run samples from oneflow's generator
 
     def __init__(self, seed: int):
         self._seed = seed
+        #: true once the run samples from oneflow's generator
+        self._seeds_always = False
         self._seeded_at: int | None = None
         self._untouched: Any = None
         self._restored: dict[str, Any] | None = None
@@ -64,7 +65,7 @@ class RandomStateHook(HookBase):
 
     def before_step(self) -> None:
         """Seeds oneflow's generator if this run samples from it."""
-        if self.step_period:
+        if self._seeds_always:
             self._seed_oneflow(self.trainer.iter)
 
     def after_step(self) -> None:
@@ -73,13 +74,13 @@ class RandomStateHook(HookBase):
             self._look_for_draws()
 
     def _look_for_draws(self) -> None:
-        if self.step_period or self._untouched is None:
+        if self._seeds_always or self._untouched is None:
             return
         with nobody_reads():
             has_drawn = has_drawn_since(self._untouched)
         if not any_rank(has_drawn):
             return
-        self.step_period = 1
+        self._seeds_always = True
         self._seed_oneflow(self.trainer.completed_iters)
         if self.trainer.iter > self.trainer.start_iter:
             logger.warning(_LATE, self.trainer.start_iter + 1, self.trainer.completed_iters)
@@ -87,7 +88,7 @@ class RandomStateHook(HookBase):
     def _seed_oneflow(self, iteration: int) -> None:
         with nobody_reads():
             flow.manual_seed(fold(self._seed, iteration, get_rank()) & 0x7FFFFFFF)
-            if not self.step_period:
+            if not self._seeds_always:
                 self._seeded_at = iteration
                 self._untouched = flow.get_rng_state()
 
@@ -95,7 +96,7 @@ class RandomStateHook(HookBase):
         """See `HookBase.state_dict`. Collective."""
         self._look_for_draws()
         return {
-            "seeds_every_iteration": bool(self.step_period),
+            "seeds_every_iteration": self._seeds_always,
             "seeded_at": self._seeded_at,
             "ranks": gather_objects(_python_and_numpy()),
         }
@@ -105,7 +106,8 @@ class RandomStateHook(HookBase):
 
         A rank that the saved run did not have keeps its own state.
         """
-        self.step_period, self._seeded_at = int(state["seeds_every_iteration"]), state["seeded_at"]
+        self._seeds_always = state["seeds_every_iteration"]
+        self._seeded_at = state["seeded_at"]
         if get_rank() < len(state["ranks"]):
             self._restored = state["ranks"][get_rank()]
 

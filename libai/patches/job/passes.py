@@ -17,11 +17,9 @@ from libai.patches.job.fusions import (
 )
 from libai.patches.job.gradients import join_gradients, keep_float64
 from libai.patches.job.job_edit import JobEdit
-from libai.patches.job.schedule import compute_on_one_thread, compute_on_two_threads
 from libai.patches.job.variables import read_copies_of_variables, remove_step_count
-from libai.patches.openblas import threads_in_use, usable_cores
+from libai.patches.openblas import threads_in_use
 from libai.patches.table import is_on
-from libai.utils.rank_notes import world_size
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,16 @@ def simplify_job(job: JobEdit, facts: JobFacts) -> None:
         join_additions(job)
     if not facts.may_skip and is_on("step-count"):
         remove_step_count(job)
-    if job.is_on_cpu and is_on("graph-threads"):
-        if threads_in_use() > 1:
-            compute_on_one_thread(job)
-        elif world_size() == 1 and usable_cores() > 1:  # not measured with several ranks
-            compute_on_two_threads(job)
+    if job.is_on_cpu and threads_in_use() > 1 and is_on("graph-threads"):
+        compute_on_one_thread(job)
+
+
+def compute_on_one_thread(job: JobEdit) -> None:
+    """Run all operations of a completed CPU job on one thread, which may parallelize each of them
+    over the cores.
+
+    OneFlow 0.9.0 assigns the operations to two threads in turn, so that most operations wait for a
+    message from the other thread (docs/dev/decisions/0024-memory-plan.md).
+    """
+    for op in job.ops.values():
+        op.stream_name_hint = "compute-0"

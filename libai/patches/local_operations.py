@@ -13,7 +13,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.patches.internals import is_tracing
-from libai.patches.wrapping import repair, repaired
+from libai.patches.wrapping import repair, repair_setter
 from libai.utils.errors import UserError
 
 
@@ -34,12 +34,8 @@ def repair_operations() -> None:
         "requires_grad_": _set_requires_grad,
     }
     repair(flow.Tensor, {"diagonal": _diagonal, **methods})
-    trained = flow.Tensor.requires_grad
-    setter = repaired(_set_requires_grad, trained.__set__)
-    flow.Tensor.requires_grad = property(trained.__get__, setter)
-    data = flow.Tensor.data
-    setter = functools.partial(_set_data, data.__set__, trained.__set__)
-    flow.Tensor.data = property(data.__get__, setter)
+    repair_setter(flow.Tensor, "requires_grad", _set_requires_grad)
+    repair_setter(flow.Tensor, "data", _set_data)
 
 
 def _empty(operation: Callable[..., Any], *size: Any, **kwargs: Any) -> Any:
@@ -117,12 +113,7 @@ def _set_requires_grad(
     return operation(tensor, requires_grad)
 
 
-def _set_data(
-    set_data: Callable[[Any, Any], None],
-    set_requires_grad: Callable[[Any, bool], None],
-    tensor: Any,
-    value: Any,
-) -> None:
+def _set_data(set_data: Callable[[Any, Any], None], tensor: Any, value: Any) -> None:
     if (
         not isinstance(tensor, nn.Parameter)
         or tensor.requires_grad
@@ -131,9 +122,9 @@ def _set_data(
         return set_data(tensor, value)
     # OneFlow 0.9 registers hooks from before the freeze again, which raises an error for a frozen
     # tensor
-    set_requires_grad(tensor, True)
+    tensor.requires_grad = True
     set_data(tensor, value)
-    set_requires_grad(tensor, False)
+    tensor.requires_grad = False
 
 
 def is_hooked(parameter: Any) -> bool:

@@ -109,6 +109,14 @@ def repair(owner: Any, repairs: Mapping[str, Callable[..., Any]]) -> None:
             setattr(owner, name, repaired(new, getattr(owner, name)))
 
 
+def repair_setter(owner: Any, name: str, new: Callable[..., Any]) -> None:
+    """Make `new(setter, object, value)` set the property `name` of `owner`, for the whole
+    process.
+    """
+    before = getattr(owner, name)
+    setattr(owner, name, property(before.__get__, repaired(new, before.__set__)))
+
+
 def repaired(new: Callable[..., Any], operation: Callable[..., Any]) -> Callable[..., Any]:
     """Return `new` with `operation` as first argument, under the name of `operation`."""
 

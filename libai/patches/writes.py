@@ -19,7 +19,7 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.optim.optimizer import Optimizer, ParamGroup
 
-from libai.patches.wrapping import repair, repaired
+from libai.patches.wrapping import repair, repair_setter, repaired
 
 #: group settings that are inputs of a compiled step, or are used only by schedules and eager
 #: updates
@@ -92,17 +92,16 @@ def _begin() -> None:
     ParamGroup.__setitem__ = set_setting
     # code that gets the dict of settings may write to it
     ParamGroup.options = property(repaired(_counted, ParamGroup.options.fget))
-    data = flow.Tensor.data
-    needs_gradient = flow.Tensor.requires_grad
+    repair_setter(flow.Tensor, "data", _set_data)
+    repair_setter(flow.Tensor, "requires_grad", _counted)
 
-    def set_data(self: flow.Tensor, value: flow.Tensor) -> None:
-        data.__set__(self, value)
-        _new_data[id(self)] += 1
-        _add_one()
 
-    flow.Tensor.data = property(data.__get__, set_data)
-    setter = repaired(_counted, needs_gradient.__set__)
-    flow.Tensor.requires_grad = property(needs_gradient.__get__, setter)
+def _set_data(
+    set_data: Callable[[flow.Tensor, Any], None], tensor: flow.Tensor, value: Any
+) -> None:
+    set_data(tensor, value)
+    _new_data[id(tensor)] += 1
+    _add_one()
 
 
 def _add_one() -> None:

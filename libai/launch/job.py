@@ -94,7 +94,7 @@ class Job:
         self.announce(f"starting {name} on {processes}")
 
 
-def prepare_ranks(job: Job, notes: str, machines: Machines | None = None) -> Supervisor:
+def prepare_ranks(job: Job, notes: str, machines: Machines) -> Supervisor:
     """Return a supervisor that runs `oneflow.distributed.launch`, which starts each rank through
     libai/launch/rank.py.
 
@@ -134,7 +134,7 @@ def prepare_ranks(job: Job, notes: str, machines: Machines | None = None) -> Sup
     command += job.arguments
     announce = job.announce if job.is_training else None
     start = functools.partial(_start, command, facts)
-    return Supervisor(start, ranks, announce, machines, job.node_rank)
+    return Supervisor(start, ranks, announce, machines)
 
 
 def _start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -170,7 +170,7 @@ def _oneflow_launcher() -> Path:
 # ------------------------------------------------------------------------------ until the job's end
 
 
-def launch(job: Job, machines: Machines | None = None) -> Ending:
+def launch(job: Job, machines: Machines) -> Ending:
     """Run the job's ranks until they have ended on all machines. No rank outlives the call."""
     _remove_old_notes()
     with (
@@ -207,44 +207,31 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
     port. A job is not restarted after a stop, a user's mistake, or a repeated failure of the same
     kind in the same iteration.
     """
-    machines = None
-    if job.num_nodes > 1:
-        facts = {"NODE": job.num_nodes, "PROCS": job.num_processes, "--max-restarts": max_restarts}
-        machines = Machines(job.node_rank, job.num_nodes, job.address, job.port, facts)
-    restarts_left = max_restarts
-    last_failure: tuple[str, int] | None = None
-    written = 0
+    facts = {"NODE": job.num_nodes, "PROCS": job.num_processes, "--max-restarts": max_restarts}
+    machines = Machines(job.node_rank, job.num_nodes, job.address, job.port, facts)
+    # restarts that are left, the last failure, and the iteration of the newest checkpoint
+    state: dict[str, Any] = {"left": max_restarts, "last": None, "written": 0}
     while True:
-        if machines is not None:
-            # a launcher that was started again by hand joins the others
-            state: dict[str, Any] = {
-                "left": restarts_left,
-                "last": last_failure,
-                "written": written,
-            }
-            with signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), stop_before_start)):
-                state = machines.meet(state)
-            restarts_left, written = state["left"], state["written"]
-            last_failure = tuple(state["last"]) if state["last"] else None
-        if written and job.is_training:  # do not resume from checkpoints of an earlier run
+        # a launcher that was started again by hand joins the others
+        with signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), stop_before_start)):
+            state = machines.meet(state)
+        if state["written"] and job.is_training:  # do not resume from checkpoints of an earlier run
             # the last value of a flag counts
             job = replace(job, arguments=(*job.arguments, "--resume", "--reset="))
         ended = launch(job, machines)
         if ended.code != EXIT_FAILED or ended.was_stopped or not max_restarts:
             return ended.code
         failure = None if ended.report is None else ended.report.failure
-        if failure is not None and failure == last_failure:
+        if failure is not None and failure == state["last"]:
             say(f"launch: {failure[0]} in iteration {failure[1]} happened again: not restarting.")
             return ended.code
-        if restarts_left == 0:
+        if state["left"] == 0:
             say(f"launch: failed after {max_restarts} restarts: giving up.")
             return ended.code
-        restarts_left -= 1
-        last_failure = failure
-        written = ended.written
-        if new_port is not None and machines is None:
+        state = {"left": state["left"] - 1, "last": failure, "written": ended.written}
+        if new_port is not None and not machines.are_several:
             job = replace(job, port=new_port())
         start = "as before, with the same arguments"
-        if written and job.is_training:
-            start = f"from iter_{written:07d}"
-        say(f"launch: starting again {start}; {restarts_left} restarts left.")
+        if ended.written and job.is_training:
+            start = f"from iter_{ended.written:07d}"
+        say(f"launch: starting again {start}; {state['left']} restarts left.")

@@ -15,7 +15,8 @@ import platform
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from libai import __version__
@@ -70,14 +71,7 @@ class Report:
     follows: int = 0
     machine: int = 0
     output: str = ""
-    failure: tuple[str, int] | None = None
-
-    @classmethod
-    def of(cls, message: Mapping[str, Any]) -> Report:
-        """Return the report that `vars(report)` describes."""
-        report = cls(**message)
-        report.failure = report.failure and (str(report.failure[0]), int(report.failure[1]))
-        return report
+    failure: list[Any] | None = None
 
 
 @dataclass
@@ -96,15 +90,12 @@ class Ending:
     written: int = 0
     report: Report | None = None
 
-    def message(self) -> Message:
-        """Return this ending as a JSON value."""
-        return {**vars(self), "report": self.report and vars(self.report)}
-
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Ending:
-        """Return the ending that `message` describes."""
-        found = message["report"]
-        return cls(**{**message, "report": None if found is None else Report.of(found)})
+        """Return the ending that the dict `message` describes, as `asdict` makes it."""
+        ending = cls(**message)
+        ending.report = None if message["report"] is None else Report(**message["report"])
+        return ending
 
 
 @dataclass
@@ -164,7 +155,7 @@ class _Peer:
 
 
 class Machines:
-    """The launchers of a job, seen from one of them.
+    """The launchers of a job, seen from one of them. By default there is only one.
 
     Args:
         node_rank: number of this machine.
@@ -174,9 +165,15 @@ class Machines:
     """
 
     def __init__(
-        self, node_rank: int, num_nodes: int, address: str, port: int, facts: Mapping[str, Any]
+        self,
+        node_rank: int = 0,
+        num_nodes: int = 1,
+        address: str = "",
+        port: int = 0,
+        facts: Mapping[str, Any] = MappingProxyType({}),
     ):
-        self._node_rank = node_rank
+        self.node_rank = node_rank
+        self.are_several = num_nodes > 1
         self._num_nodes = num_nodes
         self._place = (address, port + PORT_OFFSET)
         # as JSON, like the facts that arrive
@@ -202,7 +199,7 @@ class Machines:
         seconds = DEFAULT_START_SECONDS if self._has_met else DEFAULT_MEETING_SECONDS
         limit = read_limit(START_LIMIT, seconds) or float("inf")
         self._is_in_trouble = False
-        if self._node_rank:
+        if self.node_rank:
             agreed = self._join(state, limit)
         else:
             agreed = self._gather(dict(state), limit)
@@ -211,8 +208,6 @@ class Machines:
         return agreed
 
     def _gather(self, state: Message, limit: float) -> Message:
-        if self._listener is None:
-            self._listener = _listen(self._place[1])
         waiting = _Waiting(limit)
         while len(self._peers) < self._num_nodes - 1:
             missing = sorted(set(range(1, self._num_nodes)) - self._peers.keys())
@@ -234,7 +229,7 @@ class Machines:
         return state
 
     def _accept(self, state: Message) -> None:
-        assert self._listener is not None
+        self._listener = self._listener or _listen(self._place[1])
         try:
             connection, _ = self._listener.accept()
         except TimeoutError:
@@ -290,7 +285,7 @@ class Machines:
                 continue
             peer = _Peer(connection, 0, self._place[0])
             peer.send(
-                machine=self._node_rank,
+                machine=self.node_rank,
                 host=platform.node(),
                 facts=self._facts,
                 written=state["written"],
@@ -308,7 +303,7 @@ class Machines:
                 peer.is_gone |= peer.silent_seconds > SILENT_SECONDS
             connection.close()
         raise UserError(
-            f"machine {self._node_rank} could not reach machine 0 at {place} within {limit:g} s "
+            f"machine {self.node_rank} could not reach machine 0 at {place} within {limit:g} s "
             f"({reason}). Is its launcher running, with the same ADDR and PORT, and no firewall in "
             f"between? {START_LIMIT}=<seconds> waits longer."
         )
@@ -365,7 +360,7 @@ class Machines:
             self.tell_failure()  # machine 0 passes it on
         elif "ended" in message:
             peer.ending = Ending.of(message["ended"])
-            if peer.ending.report is not None and not self._node_rank:
+            if peer.ending.report is not None and not self.node_rank:
                 peer.ending.report.time += peer.behind or 0.0  # machine 0 compares times
             if peer.ending.code not in (0, EXIT_RESUMABLE):
                 self.tell_failure()
@@ -394,18 +389,20 @@ class Machines:
 
         Waits until the ranks of all machines have ended.
         """
+        if not self.are_several:
+            return own
         if own.code not in (0, EXIT_RESUMABLE):
             self.tell_failure()
         peers = list(self._peers.values())
-        if self._node_rank:
-            self._tell(ended=own.message())
+        if self.node_rank:
+            self._tell(ended=asdict(own))
         self._wait_for_endings()
-        if self._node_rank and not peers[0].is_lost:
+        if self.node_rank and not peers[0].is_lost:
             agreed = peers[0].ending or own
         else:
             agreed = _first_of([own, *(peer.ending or Ending(EXIT_FAILED) for peer in peers)])
-        if not self._node_rank:
-            self._tell(ended=agreed.message())
+        if not self.node_rank:
+            self._tell(ended=asdict(agreed))
         self.close(keeps_listening=True)
         return agreed
 

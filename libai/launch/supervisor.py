@@ -277,7 +277,7 @@ def _ask_for_stacks(ranks: Sequence[Rank]) -> None:
 
 @dataclass
 class Supervisor:
-    """Watches the ranks that OneFlow's launcher starts on machine `node_rank`.
+    """Watches the ranks that OneFlow's launcher starts on this machine, one of `machines`.
 
     `start` starts that launcher. `announce(text)` prints what the user is waiting for before the
     first training iteration. `announce` is None for programs other than libai's training program.
@@ -286,8 +286,7 @@ class Supervisor:
     start: Callable[[], subprocess.Popen[bytes]]
     ranks: list[Rank]
     announce: Callable[[str], None] | None = None
-    machines: Machines | None = None
-    node_rank: int = 0
+    machines: Machines = field(default_factory=Machines)
     stop_signal: int | None = None
     _is_stop_passed_on: bool = False
     _has_begun: bool = True
@@ -313,9 +312,7 @@ class Supervisor:
                 self._wait()
             finally:
                 self._end_all()
-            ending = self._ending()
-            if self.machines is not None:
-                ending = self.machines.settle(ending)
+            ending = self.machines.settle(self._ending())
             if ending.report is not None:
                 self._say(ending.report)
             elif ending.code == EXIT_FAILED:
@@ -362,14 +359,12 @@ class Supervisor:
                     os.kill(rank.state.pid, self.stop_signal)
 
     def _pause(self, signum: int, frame: FrameType | None) -> None:
-        if self.machines is not None:
-            self.machines.pause(True)
+        self.machines.pause(True)
         os.killpg(self.launcher.pid, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         # reached when the shell continues this process
         os.killpg(self.launcher.pid, signal.SIGCONT)
-        if self.machines is not None:
-            self.machines.pause(False)
+        self.machines.pause(False)
 
     # ----------------------------------------------------------------------------------------------
     # waiting
@@ -383,7 +378,7 @@ class Supervisor:
             self._filter_stderr(POLL_SECONDS)
             self._announce_wait()
             self._announce_stall()
-            if self.machines is not None and self.machines.look(self.ranks[0].state.iteration):
+            if self.machines.look(self.ranks[0].state.iteration):
                 self._end_in(REPORT_SECONDS)
             is_launcher_gone = self.launcher.poll() is not None  # checked before the ranks
             before, looked_at = looked_at, time.monotonic()
@@ -439,8 +434,7 @@ class Supervisor:
         elif rank.has_failed:
             if rank.waited_in_vain and self._kill_at == float("inf"):
                 _ask_for_stacks(self.ranks)
-            if self.machines is not None:
-                self.machines.tell_failure()
+            self.machines.tell_failure()
             self._end_in(REPORT_SECONDS)
 
     def _end_in(self, seconds: float) -> None:
@@ -534,14 +528,14 @@ class Supervisor:
             first = min(causes, key=lambda rank: rank.failed_at, default=first)
         return first
 
-    def failure(self) -> tuple[str, int] | None:
+    def failure(self) -> list[Any] | None:
         """Return the kind of error and the iteration if a restart would repeat the failure, and
         None otherwise.
         """
         notes = [rank.note for rank in self.ranks if rank.has_failed]
         return next(
             (
-                (note["kind"], note["iteration"])
+                [note["kind"], note["iteration"]]
                 for note in notes
                 if note.get("iteration") is not None
             ),
@@ -555,7 +549,7 @@ class Supervisor:
         report = None
         if code in (EXIT_FAILED, EXIT_USER_MISTAKE) or has_hung:
             self._keep_errors()
-            if self.machines is None or not all(rank.was_ended for rank in self.ranks):
+            if not self.machines.are_several or not all(rank.was_ended for rank in self.ranks):
                 report = self._first_report(code)
         written = self.ranks[0].state.written
         return Ending(code, self.stop_signal is not None, written, report)
@@ -568,18 +562,19 @@ class Supervisor:
                 say(f"launch: rank {rank.number} was {rank.where()}.")
         waits = first.waited_in_vain and first.is_in_libraries
         follows = 2 if _is_consequence(first) else int(waits)
-        report = Report("", first.failed_at, code, follows, self.node_rank)
+        report = Report("", first.failed_at, code, follows, self.machines.node_rank)
         report.failure = self.failure()
         if first.note:
             said = first.note["said"]
-            is_of_all = self.machines is None and all(
+            is_of_all = not self.machines.are_several and all(
                 rank.note.get("said") == said for rank in self.ranks
             )
             is_plain = is_of_all or (code == EXIT_USER_MISTAKE and first.number == 0)
             report.said = said if is_plain else with_rank(said, first.number)
             return report
         report.output = first.read_output()
-        others = "; the other ranks were ended" if len(self.ranks) > 1 or self.machines else ""
+        has_others = len(self.ranks) > 1 or self.machines.are_several
+        others = "; the other ranks were ended" if has_others else ""
         saved = self.ranks[0].state.saved
         advice = f" --resume continues after iteration {saved}." if saved else ""
         report.said = (
@@ -646,7 +641,7 @@ class Supervisor:
                 f"it left{done} with exit code {state.status} before its work was done (os._exit?)"
             )
         name = signal.Signals(-state.status).name
-        if name == "SIGABRT" and self.machines is not None:
+        if name == "SIGABRT" and self.machines.are_several:
             return (
                 f"killed by {name} (oneflow does that when it loses a rank of another machine: "
                 "look at its output)"

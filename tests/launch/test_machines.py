@@ -1,5 +1,6 @@
 """The line between the launchers of several machines, with real sockets on one machine."""
 
+import dataclasses
 import json
 import socket
 import threading
@@ -191,7 +192,7 @@ def test_a_silent_machine_is_gone_unless_it_is_suspended(pair, monkeypatch):
         time.sleep(0.05)
     (peer,) = pair[0]._peers.values()
     assert "nothing was heard from it" in peer.ending.report.said
-    assert json.dumps(peer.ending.message())
+    assert json.dumps(dataclasses.asdict(peer.ending))
 
 
 def test_a_machine_that_stops_before_training_ends_the_others(pair):

@@ -13,7 +13,7 @@ from refusals import refused
 
 from libai.launch import command_line, request
 from libai.launch.job import TRAINING, prepare_ranks, run_job
-from libai.launch.machines import Ending, Report
+from libai.launch.machines import Ending, Machines, Report
 from libai.launch.supervisor import Supervisor
 
 # --------------------------------------------------------------------------------- the command line
@@ -199,7 +199,7 @@ def test_the_last_words_of_a_rank_that_dies_are_shown(script):
 def test_training_has_a_limit_also_when_it_writes_nothing(script, tmp_path):
     """As with --eval-only, for which no output folder is known."""
     job = replace(read_job(script("pass")), file=TRAINING)
-    words = prepare_ranks(job, str(tmp_path)).start.args[0]
+    words = prepare_ranks(job, str(tmp_path), Machines()).start.args[0]
     assert words[words.index(TRAINING) - 1] == "1"
 
 
@@ -226,7 +226,7 @@ def test_a_failure_is_tried_again_unless_it_would_happen_again(
 
     def launch(job, machines):
         code, iteration = next(ends)
-        failure = None if iteration is None else ("NaN", iteration)
+        failure = None if iteration is None else ["NaN", iteration]
         return Ending(code, report=Report("", 0.0, failure=failure))
 
     monkeypatch.setattr("libai.launch.job.launch", launch)

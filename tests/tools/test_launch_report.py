@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from libai.launch.machines import Machines
 from libai.launch.supervisor import Rank, Supervisor
 from libai.utils import rank_notes
 from libai.utils.installation import LIBRARIES
@@ -177,7 +178,7 @@ def test_a_rank_that_leaves_without_a_note_has_failed_whatever_its_code(
 def test_ranks_that_wait_for_another_machine_ask_for_it(tmp_path):
     rank = ended(0, tmp_path, KILL, 1.0)
     rank.state.hung_seconds, rank.state.phase = 15.0, b"meet"
-    told = Supervisor(lambda: None, [rank], machines=object())._describe(rank)
+    told = Supervisor(lambda: None, [rank], machines=Machines(num_nodes=2))._describe(rank)
     assert told.startswith("it waited 15 s for the other ranks. Are all machines running")
     assert told.endswith("LIBAI_START_TIMEOUT=<seconds> waits longer")
 

@@ -18,6 +18,7 @@ from oneflow import nn
 from test_readme import blocks
 
 from libai import checkpoint
+from libai.cli.commands import compare
 from libai.config import LazyCall, LazyConfig, defaults, instantiate, target_of, validate
 from libai.data import PadCollate, build_eval_loader, build_train_loader, encode_rows, preprocess
 from libai.engine.run.build import build_optimizer
@@ -28,7 +29,7 @@ from libai.scheduler import in_sequence
 #: page -> number of its blocks, including blocks run in jobs, so a new block cannot be forgotten
 COUNTS = {
     "model_and_data": 13,
-    "training": 10,
+    "training": 11,
     "quickstart": 4,
     "modes": 2,
     "parallelism": 1,
@@ -111,10 +112,10 @@ def test_the_example_of_the_readme_prints_one_hash_in_both_modes(capsys):
 
 
 def test_hooks():
-    made = run(block("training", 6), train=defaults("train"), LazyCall=LazyCall)
+    made = run(block("training", 7), train=defaults("train"), LazyCall=LazyCall)
     assert made["train"].extra_hooks[0].every == 20
     # the recipe with two losses is run by tests/engine/test_own_step.py
-    own = run(block("training", 8))["TwoSteps"]
+    own = run(block("training", 9))["TwoSteps"]
     model = Net()
     batches = [{"x": np.ones((2, 4), "float32")}] * 3
     before = float(model(flow.ones(2, 4))["losses"]["a"])
@@ -133,17 +134,26 @@ def test_a_pytorch_file_trains_from_its_config(mode, tmp_path, worker):
     assert done.returncode == 0 and "iter 2/2" in done.stdout, done
 
 
+@pytest.mark.e2e
+def test_a_sweep_is_compared_by_its_best_evaluations(workdir, capsys):
+    run(block("training", 3))
+    assert compare.run(["out/sweep"]) == 0
+    header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert header[:3] == ["run", "lr", "val/accuracy"]
+    assert [row[0] for row in rows] == [f"out/sweep/{lr}" for lr in (0.01, 0.001, 0.0001)]
+
+
 def test_model_summary(capsys):
     run(block("model_and_data", 12))
     assert "16x8" in capsys.readouterr().out
 
 
 def test_writers(tmp_path):
-    sections = run(block("training", 3), train=defaults("train"), LazyCall=LazyCall)[
+    sections = run(block("training", 4), train=defaults("train"), LazyCall=LazyCall)[
         "train"
     ].writers[2:]
     assert [target_of(section).__name__ for section in sections] == ["WandbWriter", "WandbWriter"]
-    made = run(block("training", 4))
+    made = run(block("training", 5))
     writer = made["LossFile"](made["RunInfo"](tmp_path, "id", "name"))
     writer.begin()
     writer.write(made["LogRecord"](1, 2, {"train/loss": 0.5}))

@@ -250,7 +250,7 @@ def test_options_that_a_custom_graph_cannot_honour_are_refused(settings, expecte
 #: the recipe from the documentation page on hooks
 RECIPE = {}
 exec(
-    re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/training.md").read_text(), re.M | re.S)[7],
+    re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/training.md").read_text(), re.M | re.S)[8],
     RECIPE,
 )
 

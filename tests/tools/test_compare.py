@@ -30,6 +30,16 @@ def make_run(
     return str(folder)
 
 
+def judge(folder, value, *, mode="max", finder=None, **metrics):
+    """Write the best evaluation of a run and the curve of its learning-rate finder."""
+    best = {"metric": "val/auc", "mode": mode, "value": value, "iteration": 10}
+    summary = {"status": "finished", "best": {**best, "metrics": {"val/auc": value, **metrics}}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    if finder:
+        content = {"lrs": finder, "losses": [2.0] * len(finder)}
+        folder.with_name(f"{folder.name}_find_lr.json").write_text(json.dumps(content))
+
+
 def compared(capsys, *words):
     """Return the cells of the table that a command prints."""
     assert compare.run(list(words)) == 0
@@ -138,6 +148,42 @@ def test_the_page_holds_everything_and_refers_to_nothing(tmp_path):
     for word in ("train/loss", f" {a}", "<script>alert(1)</script>", "finished"):
         assert word in found.words, word
     assert "nan" not in page.read_text()
+
+
+@pytest.mark.parametrize("mode, order", [("max", "cba"), ("min", "abc")])
+def test_a_folder_of_runs_is_ranked_by_the_deciding_metric(tmp_path, capsys, mode, order):
+    """Each run is a row of the settings that differ and the metrics at its best evaluation."""
+    for number, name in enumerate("abcd"):
+        make_run(tmp_path / "runs" / name, lr=number / 10)
+        if name != "d":  # has no evaluation
+            judge(tmp_path / "runs" / name, number / 4, mode=mode, **{"val/loss": 1.5})
+    make_run(tmp_path / "runs" / "previous" / "20261201", lr=9.0)
+    rows = compared(capsys, str(tmp_path / "runs"))
+    assert rows[0] == ["run", "lr", "val/auc", "val/loss", "at", "status"]
+    runs = {name: (f"{number / 10:.6g}", f"{number / 4:.6g}") for number, name in enumerate("abc")}
+    for row, name in zip(rows[1:], order):
+        assert row == [str(tmp_path / "runs" / name), *runs[name], "1.5", "10", "finished"]
+    assert rows[4:] == [[str(tmp_path / "runs" / "d"), "0.3", "-", "-", "20", "finished"]]
+
+
+def test_plots_have_ticks_evaluations_come_first_and_speed_last(tmp_path):
+    for name, lr in (("a", 0.1), ("b", 0.2)):
+        folder = tmp_path / "runs" / name
+        make_run(folder, lr)
+        judge(folder, lr, finder=[1e-3, 1e-2, 1e-1])
+        losses = ["train/epoch", "train/loss", "train/cls"]
+        rows = [
+            {"iter": at, "perf/step_ms": 2.0, **dict.fromkeys(losses, at * lr), "eval/val/auc": lr}
+            for at in (100, 500)
+        ]
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert compare.run([str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")]) == 0
+    words = Page(tmp_path / "page.html").words
+    titles = ["eval/val/auc", "train/loss", "perf/step_ms"]
+    titles.append("learning-rate finder: loss by learning rate")
+    assert [word for word in words if word in (*titles, "train/epoch", "train/cls")] == titles
+    for word in (" lr=0.1", " lr=0.2", "100", "200", "500", "1e-3", "1e-2", "20"):
+        assert word in words, word
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Compare runs: how they ended, their metrics, and the settings and versions that differ.
 
-A single run is compared with the defaults. With --output, a self-contained HTML page with the
-curves is written too.
+A single run is compared with the defaults. A folder of runs becomes one table with a row for each
+run below it: the settings that differ and the metrics at the best evaluation, best run first. With
+--output, a self-contained HTML page with the curves is written too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from libai.cli.commands.page import Curves, page_of
+from libai.cli.commands.page import Curve, Curves, page_of
 from libai.config.settings.coercion import flatten
 from libai.launch.command_line import Parser
 from libai.utils.atomic import atomic_write_text, config_of_run, read_json
@@ -41,8 +42,10 @@ class Record:
     Attributes:
         settings: dotted key -> value, from the resolved config and env.json.
         status: how the run ended, or `unfinished` if it is still running or was killed.
-        best: metric, value and iteration of the best checkpoint; empty if there is none.
+        best: metric, value and iteration of the best checkpoint, and all metrics at that iteration;
+            empty if there is none.
         weights: SHA-256 of the weights in the last checkpoint, or None.
+        finder: curve of the learning-rate finder for this output folder, or None.
     """
 
     settings: dict[str, Any]
@@ -50,6 +53,12 @@ class Record:
     status: str
     best: dict[str, Any]
     weights: str | None
+    finder: Curve | None = None
+
+    @property
+    def is_judged(self) -> bool:
+        """Return whether the run has a best evaluation."""
+        return self.best.get("value") is not None
 
     @property
     def iterations(self) -> int:
@@ -68,13 +77,20 @@ def run(arguments: Sequence[str]) -> int:
     page = args.output
     if page and page.suffix != ".html":
         raise UserError(f"--output {page}: it must end in .html.")
-    records = {name: read_record(Path(name)) for name in args.runs}
-    tables = [metrics_table(records), settings_table(records)]
+    paths = [path for name in args.runs for path in runs_in(Path(name))]
+    records = {str(path): read_record(path) for path in paths}
+    labels = {name: name for name in records}
+    if any(str(path) not in args.runs for path in paths):
+        records = ranked(records)
+        labels = label_of_runs(records)
+        tables = [ranking_table(records)]
+    else:
+        tables = [metrics_table(records), settings_table(records)]
     if page:
         page.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(
-            page, page_of(tables, {name: record.curves for name, record in records.items()})
-        )
+        curves = {labels[name]: record.curves for name, record in records.items()}
+        finders = {labels[name]: record.finder for name, record in records.items() if record.finder}
+        atomic_write_text(page, page_of(tables, curves, finders))
     if args.json:
         print(json.dumps(as_json(records), indent=1))
     else:
@@ -87,12 +103,25 @@ def run(arguments: Sequence[str]) -> int:
 def build_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(description=__doc__)
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="the output folder of a run")
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="output folder of a run, or a folder of runs"
+    )
     parser.add_argument(
         "--output", "-o", type=Path, metavar="PAGE.html", help="also write a page with curves"
     )
     parser.add_flag("--json", "print JSON")
     return parser
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return `folder` if it holds a run, else the runs below it, except earlier ones that a new run
+    has moved to `previous`.
+    """
+    if (folder / "config.yaml").is_file():
+        return [folder]
+    below = sorted(file.parent for file in folder.rglob("config.yaml"))
+    found = [path for path in below if "previous" not in path.relative_to(folder).parts]
+    return found or [folder]  # reading it reports the mistake
 
 
 def read_record(run: Path) -> Record:
@@ -115,7 +144,17 @@ def read_record(run: Path) -> Record:
         status,
         summary.get("best") or {},
         summary.get("weights_sha256"),
+        read_finder(run.with_name(f"{run.name}_find_lr.json")),
     )
+
+
+def read_finder(file: Path) -> Curve | None:
+    """Return the learning rates and losses that `--find-lr` wrote, or None without such a file."""
+    content = read_json(file)
+    try:
+        return list(map(float, content["lrs"])), list(map(float, content["losses"]))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def read_curves(file: Path) -> Curves:
@@ -192,6 +231,71 @@ def metrics_table(records: dict[str, Record]) -> list[list[str]]:
         rows.append(["weights", *(_show_weights(record, found[0]) for record in found)])
     for tag in dict.fromkeys(tag for record in found for tag in record.metrics):
         rows.append([tag, *(_show(record.metrics.get(tag, _MISSING)) for record in found)])
+    return rows
+
+
+def ranked(records: dict[str, Record]) -> dict[str, Record]:
+    """Return the runs sorted by their best value, the best run first.
+
+    Runs with different deciding metrics are grouped by metric; runs without one come last.
+    """
+
+    def key(name: str) -> tuple[bool, str, float]:
+        record = records[name]
+        if not record.is_judged:
+            return True, "", 0.0
+        sign = -1.0 if record.best.get("mode") == "max" else 1.0
+        return False, str(record.best["metric"]), sign * record.best["value"]
+
+    return {name: records[name] for name in sorted(records, key=key)}
+
+
+def chosen_settings(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
+    """Return the settings of the config that differ between several runs, by their short names:
+    the last part of the key, or the whole key if two end alike.
+    """
+    if len(records) < 2:
+        return {}
+    found = differing(records)
+    keys = [key for key in found if key.partition(".")[0] not in _FACTS]
+    ends = [key.rpartition(".")[2] for key in keys]
+    return {end if ends.count(end) == 1 else key: found[key] for key, end in zip(keys, ends)}
+
+
+def label_of_runs(records: dict[str, Record]) -> dict[str, str]:
+    """Return output folder → name in the legend: the settings that differ, or else the folder."""
+    settings = chosen_settings(records)
+    labels = {}
+    for name in records:
+        parts = [f"{key}={_show(values.get(name, _MISSING))}" for key, values in settings.items()]
+        labels[name] = " ".join(parts) or name
+    is_unique = len({*labels.values()}) == len(labels)
+    return labels if is_unique else {name: name for name in records}
+
+
+def ranking_table(records: dict[str, Record]) -> list[list[str]]:
+    """Return a header and one row per run: settings that differ, metrics at the best evaluation
+    (the last values of evaluations if none decides), its iteration, and how the run ended.
+    """
+    settings = chosen_settings(records)
+    metrics = {}
+    for name, record in records.items():
+        last = {
+            tag.removeprefix("eval/"): value
+            for tag, value in record.metrics.items()
+            if tag.startswith("eval/")
+        }
+        metrics[name] = record.best.get("metrics") or last
+    tags = list(dict.fromkeys(tag for found in metrics.values() for tag in found))
+    deciding = {record.best["metric"] for record in records.values() if record.is_judged}
+    # the deciding metric first
+    tags.sort(key=lambda tag: tag not in deciding and f"eval/{tag}" not in deciding)
+    rows = [["run", *settings, *tags, "at", "status"]]
+    for name, record in records.items():
+        chosen = [_show(values.get(name, _MISSING)) for values in settings.values()]
+        values = [_show(metrics[name].get(tag, _MISSING)) for tag in tags]
+        at = record.best["iteration"] if record.is_judged else record.iterations
+        rows.append([name, *chosen, *values, str(at), record.status])
     return rows
 
 

@@ -185,6 +185,7 @@ def write_summary(run: RunBase) -> None:
     result = result_of(run)
     best = {
         "metric": result.metric,
+        "mode": run.better,
         "value": result.best,
         "iteration": result.best_iter,
         "epoch": result.best_epoch,

@@ -51,7 +51,7 @@ def page_of(
     tags = _tags_to_plot(list(runs.values()))
     parts += [_plot(tag, [curves.get(tag, ([], [])) for curves in runs.values()]) for tag in tags]
     if finders:
-        # in the order of the legend, so that a run keeps its colour
+        # sorted like the legend, so a run keeps its colour
         found = [finders.get(name, ([], [])) for name in runs]
         parts.append(_plot("learning-rate finder: loss by learning rate", found, log_x=True))
     parts.append("</body></html>\n" if tags else "<p>No run has metrics yet.</p></body></html>\n")

@@ -29,11 +29,10 @@ from libai.utils.atomic import FULL, explain_os_error
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 from libai.utils.installation import LIBRARIES
 from libai.utils.rank_notes import (
-    LOCAL_RANKS_VARIABLE,
     RankState,
     hide_harmless_lines,
+    local_states,
     note_progress,
-    open_state,
     own_folder,
     own_state,
     world_size,
@@ -132,12 +131,8 @@ def _leave_together(code: int) -> None:
     ranks that are still working because another rank is gone.
     """
     note_leaving(code)
-    folder, first = str(own_folder()), int(os.environ["RANK"]) - int(os.environ["LOCAL_RANK"])
-    others = [
-        open_state(folder, first + number)
-        for number in range(int(os.environ[LOCAL_RANKS_VARIABLE]))
-    ]
-    while not all(state.has_left or state.ended_at for state in others):
+    states = local_states().values()
+    while not all(state.has_left or state.ended_at for state in states):
         note_progress()
         time.sleep(0.01)
 

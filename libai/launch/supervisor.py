@@ -50,8 +50,6 @@ WATCH_SECONDS = 1.0
 STACK_SECONDS = 1.0
 # Time for the other ranks to report their errors after a failure.
 REPORT_SECONDS = 1.5
-# oneflow aborts a rank that has lost another, immediately or within this time.
-CONSEQUENCE_SECONDS = 1.0
 #: seconds after which a start prints what it is waiting for
 SLOW_SECONDS = 2.0
 #: seconds without progress after which the rank that the others wait for is named, at least this
@@ -497,9 +495,9 @@ class Supervisor:
     def first_failure(self, code: int) -> Rank:
         """Return the rank that failed first in a job that ended with `code`.
 
-        A failure that follows from another rank's failure never counts as the first one. Such a
-        failure is an error marked as a consequence, or a SIGABRT without a Python report, with
-        which oneflow ends a rank that has lost another.
+        A failure that follows from another rank's failure only counts as the first one if there is
+        no other, as between machines. Such a failure is an error marked as a consequence, or a
+        SIGABRT without a Python report, with which oneflow ends a rank that has lost another.
         """
         failed = [
             rank
@@ -507,7 +505,7 @@ class Supervisor:
             if rank.has_failed and (rank.code == code or code != EXIT_USER_MISTAKE)
         ]
         failed = [rank for rank in failed if not rank.was_ended] or failed
-        first = min(failed, key=lambda rank: rank.failed_at)
+        first = min(failed, key=lambda rank: (_is_consequence(rank), rank.failed_at))
         # A rank that hangs may be waiting for another one, which is stuck outside oneflow or in an
         # earlier step.
         if first.state.hung_seconds and not first.note:
@@ -520,12 +518,6 @@ class Supervisor:
                     rank is not first,
                 ),
             )
-        if _is_consequence(first):
-            limit = float("inf") if first.note else first.failed_at + CONSEQUENCE_SECONDS
-            causes = [
-                rank for rank in failed if not _is_consequence(rank) and rank.failed_at <= limit
-            ]
-            first = min(causes, key=lambda rank: rank.failed_at, default=first)
         return first
 
     def failure(self) -> list[Any] | None:

@@ -177,6 +177,15 @@ def own_folder() -> Path | None:
     return Path(_Own.folder)
 
 
+def local_states() -> dict[int, RankState]:
+    """Return the states of the ranks of this machine by rank; empty without the launcher."""
+    folder = own_folder()
+    if folder is None:
+        return {}
+    ranks = [int(path.name.partition("_")[2]) for path in folder.glob("state_*")]
+    return {rank: open_state(str(folder), rank) for rank in ranks}
+
+
 def own_state() -> RankState:
     """Return the state of this process."""
     return _Own.state
@@ -277,18 +286,15 @@ def ranks_ahead(count: str, value: int) -> list[int]:
     Returns an empty list without the launcher. Uses no collective operation, because the ranks may
     be at different points.
     """
-    folder, own = own_folder(), _Own.state
-    if folder is None:
-        return []
+    own = _Own.state
+    states = local_states()
     setattr(own, count, value)
-    ranks = [int(path.name.partition("_")[2]) for path in folder.glob("state_*")]
-    while ranks:
-        states = {rank: open_state(str(folder), rank) for rank in ranks}
-        ranks = [rank for rank, state in states.items() if getattr(state, count) < value]
+    while states:
+        states = {rank: state for rank, state in states.items() if getattr(state, count) < value}
         ahead = [
             rank
-            for rank in ranks
-            if states[rank].begun > own.begun or states[rank].collectives > own.collectives
+            for rank, state in states.items()
+            if state.begun > own.begun or state.collectives > own.collectives
         ]
         if ahead:
             return ahead

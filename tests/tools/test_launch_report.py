@@ -41,7 +41,6 @@ def write_stack(path, file):
         ([(ABRT, 1.0), (KILL, 1.05)], 1),
         ([(ABRT, 1.0), (ABRT, 1.1), (-signal.SIGSEGV, 1.2)], 2),
         ([(ABRT, 1.0), (3, 1.9)], 1),
-        ([(ABRT, 1.0), (KILL, 2.5)], 0),  # more than a second later: that is no cause
         ([(1, 1.0, {"is_consequence": True}), (1, 3.0, {})], 1),
         ([(1, 2.0, {}), (1, 1.0, {})], 1),  # the earlier one, whatever its number
         ([(3, 2.0), (3, 1.0), (3, 1.5)], 1),

@@ -90,6 +90,8 @@ setup(
         "dev": read_requirements("dev.in"),
         "docs": read_requirements("docs.in"),
         "wandb": ["wandb", "protobuf<4", "numpy<2"],
+        # newer versions need protobuf 5
+        "tensorboard": ["tensorboard<2.21", "protobuf<4", "numpy<2", "setuptools<81"],
         "trackio": ["trackio", "numpy<2"],
         "bleu": ["sacrebleu>=2.4"],
     },

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from event_files import events_in
 from jobs import in_terminal
 
 from libai.engine.events import console, writers
@@ -231,24 +232,12 @@ class TestJSONLines:
 
 
 class TestTensorBoard:
-    def _events(self, folder):
-        from tensorboardX.proto.event_pb2 import Event
-
-        events = []
-        for path in sorted(folder.iterdir()):
-            data = path.read_bytes()
-            while data:  # length, its checksum, the event, its checksum
-                length = int.from_bytes(data[:8], "little")
-                events.append(Event.FromString(data[12 : 12 + length]))
-                data = data[12 + length + 4 :]
-        return events
-
     def test_scalars_are_in_the_file(self, tmp_path):
         writer = TensorBoardWriter(tmp_path)
         writer.begin()
         writer.write(record(3, **{"train/loss": 2.5, "eval/val/acc": 0.5}))
         writer.close()
-        events = self._events(tmp_path)
+        events = events_in(tmp_path)
         scalars = {
             v.tag: (e.step, v.simple_value)
             for e in events

@@ -8,16 +8,21 @@ here writes files: see `libai.engine.events.writers`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import Any
 
 import numpy as np
 import oneflow as flow
 
+from libai.engine.events.media import Media, figure_array, histogram_values, image_array
 from libai.utils.errors import UserError
 from libai.utils.tensors import detached, fetch_scalars
 
+_LAZY = (
+    "{0} was put from inside a compiled graph, where tensors have no values. Return it from "
+    'forward instead: {{"losses": {{...}}, "metrics": {{{1}: value}}}}.'
+)
 _current: ContextVar[EventStorage | None] = ContextVar("libai_event_storage", default=None)
 
 
@@ -50,6 +55,8 @@ class EventStorage:
         self.iter = start_iter
         self._latest: dict[str, tuple[Any, int]] = {}
         self._tokens: list[Token[EventStorage | None]] = []
+        #: receives pictures, histograms and texts; None: nobody shows them
+        self._show: Callable[[Media], None] | None = None
 
     def __enter__(self) -> EventStorage:
         self._tokens.append(_current.set(self))
@@ -91,6 +98,44 @@ class EventStorage:
         """
         for name, value in scalars.items():
             self.put_scalar(name, value, cur_iter)
+
+    def put_image(self, name: str, image: Any) -> None:
+        """Write a picture to `media/` in the output folder and to TensorBoard.
+
+        `image`: tensor or array (height, width), (height, width, channels) or (channels, height,
+        width); integers from 0 to 255, or floats from 0 to 1. Only rank 0 writes it.
+        """
+        self._put_media("image", name, image, image_array)
+
+    def put_figure(self, name: str, figure: Any) -> None:
+        """Write a matplotlib figure, as `put_image` does."""
+        self._put_media("image", name, figure, figure_array)
+
+    def put_histogram(self, name: str, values: Any) -> None:
+        """Write the distribution of the finite values of a tensor or array to TensorBoard, and its
+        counts to `media/`. Only rank 0 writes it.
+        """
+        self._put_media("histogram", name, values, histogram_values)
+
+    def put_text(self, name: str, text: str) -> None:
+        """Write a text, such as a generated sample, to `media/` and to TensorBoard (as Markdown).
+
+        Only rank 0 writes it.
+        """
+        self._put_media("text", name, text, lambda _, text: str(text))
+
+    def _put_media(
+        self, kind: str, name: str, value: Any, convert: Callable[[str, Any], Any]
+    ) -> None:
+        """Pass a checked value to the writers. Other ranks check nothing and fetch nothing."""
+        if isinstance(value, flow.Tensor) and value.is_lazy:
+            raise UserError(_LAZY.format(f"the {kind} {name!r}", repr(name)))
+        if self._show is not None:
+            self._show(Media(kind, name, self.iter + 1, convert(name, value)))
+
+    def show_media_with(self, show: Callable[[Media], None] | None) -> None:
+        """Pass pictures, histograms and texts to `show` from now on; None: to nobody."""
+        self._show = show
 
     # ------------------------------------------------------------------ reading
 
@@ -156,8 +201,4 @@ def _check_tensor(name: str, tensor: flow.Tensor) -> None:
             "mean()."
         )
     if tensor.is_lazy:
-        raise UserError(
-            f"the scalar {name!r} was put from inside a compiled graph, where tensors have no "
-            "values. Return it "
-            'from forward instead: {"losses": {...}, "metrics": {' + repr(name) + ": value}}."
-        )
+        raise UserError(_LAZY.format(f"the scalar {name!r}", repr(name)))

@@ -13,15 +13,19 @@ import importlib.util
 import json
 import math
 import os
+import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from libai.engine.events.media import Media, png_of
 from libai.utils.atomic import atomic_write_bytes, naming
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.logging import engine_logger as logger
@@ -80,6 +84,9 @@ class Writer:
     def write(self, record: LogRecord) -> None:
         """Show or store the numbers of one log point."""
 
+    def write_media(self, media: Media) -> None:
+        """Show or store a picture, histogram or text. By default it is not shown."""
+
     def close(self) -> None:
         """Finish writing; no records follow. May be called twice."""
 
@@ -105,9 +112,15 @@ class AsyncWriter(Writer):
         self._thread = ThreadPoolExecutor(max_workers=1)
 
     def write(self, record: LogRecord) -> None:
+        self._submit(self._writer.write, record)
+
+    def write_media(self, media: Media) -> None:
+        self._submit(self._writer.write_media, media)
+
+    def _submit(self, write: Callable[[Any], None], content: LogRecord | Media) -> None:
         assert self._thread is not None
         self._raise_errors()
-        self._pending.append(self._thread.submit(self._writer.write, record))
+        self._pending.append(self._thread.submit(write, content))
 
     def close(self) -> None:
         """Wait for the thread and close the inner writer. Raises any error of the thread."""
@@ -131,7 +144,8 @@ class JSONLinesWriter(Writer):
     float precision.
 
     JSON has no NaN or infinity: such a value is written as null. Records of one iteration share a
-    line. The line is in the file when `write` returns.
+    line. The line is in the file when `write` returns. A picture, histogram or text becomes a file
+    in `media/` next to it.
 
     A resumed run atomically removes the lines after `start_iter`, so no iteration appears twice. A
     new run moves an existing file to `metrics.1.jsonl` (2, 3, ...).
@@ -180,6 +194,21 @@ class JSONLinesWriter(Writer):
                 "lost. The run ends here. Leave the folder of a run in place until the run has "
                 "ended."
             ) from None
+
+    def write_media(self, media: Media) -> None:
+        """Write `media/TAG/iter_0000100.png`, `.json` (counts and edges) or `.txt`."""
+        folder = self._path.parent / "media" / re.sub(r"[^\w.-]", "_", media.tag)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"iter_{media.iter:07d}"
+        if media.kind == "image":
+            content = png_of(media.value)
+            atomic_write_bytes(file.with_suffix(".png"), content)
+        elif media.kind == "histogram":
+            counts, edges = np.histogram(media.value, bins=64)
+            content = json.dumps({"counts": counts.tolist(), "edges": edges.tolist()}).encode()
+            atomic_write_bytes(file.with_suffix(".json"), content)
+        else:
+            atomic_write_bytes(file.with_suffix(".txt"), media.value.encode())
 
 
 def _is_kept(line: bytes, last_iter: int) -> bool:
@@ -234,6 +263,17 @@ class TensorBoardWriter(Writer):
             with naming(self._directory):
                 self._events.flush()
             self._last_flush = time.monotonic()
+
+    def write_media(self, media: Media) -> None:
+        from tensorboardX import summary
+
+        if media.kind == "image":
+            content = summary.image(media.tag, media.value, dataformats="HWC")
+        elif media.kind == "histogram":
+            content = summary.histogram(media.tag, media.value, bins="auto", max_bins=64)
+        else:
+            content = summary.text(media.tag, media.value)
+        self._add(media.iter, summary=content)
 
     def close(self) -> None:
         if self._events is not None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from libai.engine.events.media import Media
 from libai.engine.events.throughput import Throughput, memory_gb
 from libai.engine.events.writers import LogRecord, Writer
 from libai.engine.hook_base import EveryEpoch, HookBase, Period, is_due
@@ -171,6 +172,12 @@ class WriterHook(HookBase):
             {tag: at for tag, (_, at) in self.trainer.storage.latest().items() if at < start}
         )
         self._write(start)
+        if self._writers:
+            self.trainer.storage.show_media_with(self._write_media)
+
+    def _write_media(self, media: Media) -> None:
+        for writer in self._writers:
+            writer.write_media(media)
 
     def before_eval(self) -> None:
         """Writes the numbers of the iteration, if they are due, before its evaluation results."""
@@ -198,6 +205,7 @@ class WriterHook(HookBase):
         """Writes the evaluation of a run that was stopped early, and closes all writers even if one
         fails.
         """
+        self.trainer.storage.show_media_with(None)
         with ExitStack() as stack:
             for writer in self._writers:
                 stack.callback(writer.close)

@@ -59,6 +59,7 @@ _WRITTEN = (
     "log.txt",
     "log_rank[0-9]*.txt",
     "tb/*tfevents*",
+    "media/*/iter_[0-9]*",
     "errors/rank_[0-9]*.txt",
     "profile/profile_rank[0-9]*",
     "checkpoints/best.json",

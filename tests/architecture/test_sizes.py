@@ -10,7 +10,7 @@ sys.path.append(str(ROOT / "tools"))
 from size import count_nodes, sizes
 
 #: maximum number of syntax nodes without annotations (docs/dev/decisions/0022-size.md)
-MOST_NODES = {"libai": 248_966, "tests": 226_134}
+MOST_NODES = {"libai": 250_009, "tests": 226_723}
 
 
 @pytest.mark.parametrize("top", MOST_NODES)

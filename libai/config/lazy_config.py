@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from libai.config import loader, overrides
 from libai.config.instantiation import TARGET, describe, keyword_names, path_of
 from libai.config.settings import schema
 from libai.config.settings.coercion import OBJECTS, PLAIN, to_nodes
-from libai.config.settings.errors import ConfigError, did_you_mean
+from libai.config.settings.errors import ConfigError
 from libai.config.torch_files import recorded_files
 from libai.utils.atomic import atomic_write_text
 from libai.utils.installation import shipped_configs
@@ -84,27 +84,13 @@ class LazyConfig:
     apply_overrides = staticmethod(overrides.apply_overrides)
 
     @staticmethod
-    def load(
-        path: str | Path, keys: str | Sequence[str] | None = None, *, trust: bool = False
-    ) -> Any:
+    def load(path: str | Path, *, trust: bool = False) -> DictConfig:
         """Load a `.py` or `.yaml` config. Both can run code.
 
-        A `.yaml` file of another user is refused unless `trust` is true.
-
-        If `keys` is a section name, return that section. If it is several names, return a tuple of
-        sections. Raises `ConfigError` with file, line and reason.
+        A `.yaml` file of another user is refused unless `trust` is true. Raises `ConfigError` with
+        file, line and reason.
         """
-        config = loader.load(path, trust)
-        if keys is None:
-            return config
-        names = [keys] if isinstance(keys, str) else keys
-        for name in names:
-            if name not in config:
-                found = ", ".join(map(str, config)) or "nothing"
-                raise ConfigError(
-                    f"{path} defines no {name!r}, only {found}.{did_you_mean(name, config)}"
-                )
-        return config[keys] if isinstance(keys, str) else tuple(config[name] for name in names)
+        return loader.load(path, trust)
 
     @staticmethod
     def save(config: DictConfig, path: str | Path) -> None:

@@ -11,7 +11,6 @@ from libai.optim.several import Optimizers
 from libai.optim.state import (
     bias_corrections,
     export_state,
-    graph_state_names,
     import_state,
     named_graph_state,
 )

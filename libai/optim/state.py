@@ -280,25 +280,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def graph_state_names(optimizer: flow.optim.Optimizer) -> dict[str, str]:
-    """Return eager state key -> suffix of the same tensor in a graph, for all groups of
-    `optimizer`.
-
-    Raises `UserError` if the optimizer is not one of OneFlow's, because a graph cannot compile it.
-    """
-    names: dict[str, str] = {}
-    for group in optimizer.param_groups:
-        keys = state_keys(optimizer, group)
-        if keys is None:
-            raise UserError(
-                f"{type(optimizer).__name__} is not an optimizer of OneFlow, so a graph cannot "
-                "hold its state. Use graph.enabled=false, or one of SGD, Adam, AdamW, LAMB, "
-                "Adagrad, RMSprop, Adadelta."
-            )
-        names.update((key, _SUFFIX_OF_KEY[key]) for key in keys)
-    return names
-
-
 def named_graph_state(
     optimizer: flow.optim.Optimizer, prefix: str, named_parameters: NamedParameters
 ) -> Iterator[tuple[str, flow.Tensor, str, Any]]:
@@ -306,14 +287,20 @@ def named_graph_state(
     of the state.
 
     `prefix` is the name of the graph attribute that holds the module. Later the parameter may have
-    another name in the model, for example if a hook exchanges two layers.
+    another name in the model, for example if a hook exchanges two layers. Raises `UserError` if the
+    optimizer is not one of OneFlow's, because a graph cannot compile it.
     """
-    suffixes = graph_state_names(optimizer)
     for name, parameter, group in walk_parameters(optimizer, named_parameters):
-        if not (parameter.requires_grad or optimizer._state.get(parameter)):
-            continue
-        for key in state_keys(optimizer, group) or ():
-            yield f"{prefix}.{name}-{suffixes[key]}", parameter, key, group
+        keys = state_keys(optimizer, group)
+        if keys is None:
+            raise UserError(
+                f"{type(optimizer).__name__} is not an optimizer of OneFlow, so a graph cannot "
+                "hold its state. Use graph.enabled=false, or one of SGD, Adam, AdamW, LAMB, "
+                "Adagrad, RMSprop, Adadelta."
+            )
+        if parameter.requires_grad or optimizer._state.get(parameter):
+            for key in keys:
+                yield f"{prefix}.{name}-{_SUFFIX_OF_KEY[key]}", parameter, key, group
 
 
 def bias_corrections(group: Any, step: int) -> tuple[float, float]:

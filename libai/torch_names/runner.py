@@ -78,7 +78,7 @@ def main(folder: str, name: str) -> None:
             q, k, v, attn_mask, **options
         )
     )
-    model = instantiate(LazyConfig.load(f"{folder}/config.yaml", "model"))
+    model = instantiate(LazyConfig.load(f"{folder}/config.yaml").model)
     prepare(model, f"{folder}/weights.npz")
     np.savez(f"{folder}/{name}.npz", **train(model, np.load(f"{folder}/batches.npz")))
 

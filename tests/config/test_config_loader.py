@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from libai.config import ConfigError, LazyConfig, defaults, get_config, instantiate, loader
+from libai.config import LazyConfig, defaults, get_config, instantiate, loader
 from libai.utils.errors import UserError
 
 
@@ -145,16 +145,6 @@ def test_an_error_in_a_module_names_both_places(folder, monkeypatch):
     message = failure(write(folder, "exp.py", "import broken_module"))
     assert message.startswith("exp.py:1: ZeroDivisionError: division by zero.")
     assert message.endswith("raised at broken_module.py:2 in f")
-
-
-def test_sections_can_be_asked_for(folder):
-    path = write(folder, "exp.py", "train = dict(seed=1)\ngraph = dict(debug=2)")
-    assert LazyConfig.load(path, "train") == {"seed": 1}
-    assert LazyConfig.load(path, ["graph", "train"]) == ({"debug": 2}, {"seed": 1})
-    with pytest.raises(
-        ConfigError, match="defines no 'grpah', only train, graph. Did you mean graph?"
-    ):
-        LazyConfig.load(path, "grpah")
 
 
 def test_plain_dicts_of_imported_config_files_have_attributes(folder):

@@ -8,7 +8,7 @@ from parity_variants import WithUnused
 from refusals import refused
 from toy import make_trainer
 
-from libai.optim import graph_state_names
+from libai.optim import named_graph_state
 
 
 def test_an_optimizer_of_the_users_own_is_refused():
@@ -16,8 +16,10 @@ def test_an_optimizer_of_the_users_own_is_refused():
         def step(self, closure=None):
             return None
 
+    model = nn.Linear(2, 2)
+    lion = Lion(list(model.parameters()), {"lr": 0.1})
     with refused("Lion is not an optimizer of OneFlow"):
-        graph_state_names(Lion(list(nn.Linear(2, 2).parameters()), {"lr": 0.1}))
+        next(named_graph_state(lion, "model", model.named_parameters()))
 
 
 def test_a_parameter_without_gradient_keeps_its_initial_state():

@@ -99,7 +99,7 @@ def test_a_saved_config_names_its_torch_files(load, tmp_path):
     config = OmegaConf.create({"model": LazyCall(TorchTask)(module=module)})
     LazyConfig.save(config, tmp_path / "config.yaml")
     del sys.modules["net"]
-    model = instantiate(LazyConfig.load(tmp_path / "config.yaml", "model"))
+    model = instantiate(LazyConfig.load(tmp_path / "config.yaml").model)
     assert model.module.AdamW(model.parameters()).param_groups[0]["weight_decay"] == 0.01
     assert "torch" not in sys.modules
 

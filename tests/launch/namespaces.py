@@ -32,24 +32,11 @@ def two_machines() -> Iterator[tuple[int, int]]:
             holders.append(_hold(["unshare", "--user", "--map-root-user", "--net"]))
             holders.append(_hold([*on_machine(holders[0].pid), "unshare", "--net"]))
             first, second = machines = (holders[0].pid, holders[1].pid)
-            _run(
-                first,
-                "ip",
-                "link",
-                "add",
-                "cable",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "cable",
-                "netns",
-                str(second),
-            )
+            _run(first, f"ip link add cable type veth peer name cable netns {second}")
             for machine, address in zip(machines, ADDRESSES):
-                _run(machine, "ip", "address", "add", f"{address}/30", "dev", "cable")
-                _run(machine, "ip", "link", "set", "lo", "up")
-                _run(machine, "ip", "link", "set", "cable", "up")
+                _run(machine, f"ip address add {address}/30 dev cable")
+                _run(machine, "ip link set lo up")
+                _run(machine, "ip link set cable up")
         except (OSError, subprocess.SubprocessError) as error:
             reason = (getattr(error, "stderr", "") or str(error)).strip()
             give_up = pytest.fail if os.environ.get("CI") else pytest.skip
@@ -74,9 +61,13 @@ def on_machine(machine: int, *command: str) -> list[str]:
     ]
 
 
-def _run(machine: int, *command: str) -> None:
+def _run(machine: int, command: str) -> None:
     subprocess.run(
-        on_machine(machine, *command), check=True, capture_output=True, text=True, timeout=60
+        on_machine(machine, *command.split()),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 

@@ -5,7 +5,6 @@ two processes.
 import numpy as np
 import oneflow as flow
 import pytest
-from layer_checks import BROADCAST, CPU, SPLIT
 from oneflow import nn
 from refusals import refused
 
@@ -13,6 +12,7 @@ from libai.layers.dropout import Dropout, DropPath
 from libai.layers.random import assign_layer_ids, fold, random_context
 
 KEY = fold(7, 3, 1)
+CPU, SPLIT, BROADCAST = flow.placement("cpu", [0]), flow.sbp.split(0), flow.sbp.broadcast
 SHAPE = (8, 6, 33)
 
 

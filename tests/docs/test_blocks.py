@@ -31,7 +31,8 @@ COUNTS = {
     "model_and_data": 13,
     "training": 11,
     "quickstart": 4,
-    "modes": 2,
+    "modes": 1,
+    "guarantees": 1,
     "parallelism": 1,
     "launching": 1,
 }
@@ -165,7 +166,7 @@ def test_library(workdir):
     made = run(block("model_and_data"))
     assert made["metrics"]["eval/val/mse"] < 1e-3
     weights = [made[mode].model.layer.weight.numpy() for mode in ("eager", "graph")]
-    np.testing.assert_allclose(*weights, rtol=1e-5)  # what docs/modes.md promises
+    np.testing.assert_allclose(*weights, rtol=1e-5)  # what docs/guarantees.md promises
     made = run(block("model_and_data", 1), **made)
     assert read_metrics(workdir / "out/line")[-1]["eval/val/mse"] < 1
     assert run(block("model_and_data", 2), **made)["again"].completed_iters == 50
@@ -260,7 +261,7 @@ def test_data_of_other_samples(workdir):
 @pytest.mark.e2e
 def test_parity():
     batches = [{"x": np.ones((2, 4), dtype=np.float32) * i} for i in range(1, 4)]
-    made = run(block("modes"), MyModel=Net, my_batches=batches, flow=flow)
+    made = run(block("guarantees"), MyModel=Net, my_batches=batches, flow=flow)
     made["test_my_model_trains_alike_in_both_modes"]()
 
 

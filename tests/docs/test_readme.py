@@ -122,7 +122,7 @@ def assert_same_curve(first, second):
     for tag in ("train/loss", "eval/val/mse"):
         expected, found = read_column(first, tag), read_column(second, tag)
         assert expected and list(expected) == list(found), tag
-        # measured: equal bits; 1e-5 is what docs/modes.md promises
+        # measured: equal bits; 1e-5 is what docs/guarantees.md promises
         assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5, err_msg=tag)
 
 
@@ -183,7 +183,8 @@ def test_the_ported_libai_project_trains_alike_in_both_modes(tmp_path, worker):
         assert result.returncode == 0, result
     losses = [read_column(tmp_path / name) for name in ("false", "true")]
     assert losses[0][60] < 0.5 * losses[0][1]
-    assert_allclose(list(losses[1].values()), list(losses[0].values()), rtol=1e-5)  # docs/modes.md
+    # what docs/guarantees.md promises
+    assert_allclose(list(losses[1].values()), list(losses[0].values()), rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------ what all pages show

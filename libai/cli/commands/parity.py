@@ -8,7 +8,7 @@ With --against torch it compares updates of a PyTorch module in float64 with PyT
 With --gradients it compares the gradient of the first batch with differences of the loss instead.
 
 Exit codes: 0 the modes train (or gradients are) the same except for rounding; 1 they do not; 2 a
-mistake in the config or the arguments. docs/modes.md explains the report.
+mistake in the config or the arguments. docs/guarantees.md explains the report.
 """
 
 from __future__ import annotations

@@ -47,3 +47,11 @@ def test_the_hosted_ci_runs_what_maintainers_run():
     daily = (ROOT / ".ci" / "run").read_text().partition("nightly)")[0]
     suites = re.findall(r'^ *suite "(\w+)" ', daily, re.MULTILINE)
     assert job["strategy"]["matrix"]["suite"] == suites and suites
+
+
+def test_a_release_trains_with_the_wheel_before_the_site_is_published():
+    jobs = _load(ROOT / ".github/workflows/release.yml")["jobs"]
+    commands = " ".join(step.get("run", "") for step in jobs["wheel"]["steps"])
+    assert "libai train" in commands and "libai compare" in commands
+    assert jobs["site"]["needs"] == "wheel"
+    assert jobs["site"]["steps"][-1]["if"] == "env.SITE_TOKEN != ''"

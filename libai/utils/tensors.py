@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +60,25 @@ def overwrite(tensor: flow.Tensor, value: flow.Tensor) -> None:
         tensor.copy_(value)
     else:
         flow._C.assign_local_tensor(tensor, value)
+
+
+@contextmanager
+def data_replaced(
+    tensors: Iterable[flow.Tensor], replace: Callable[[flow.Tensor], flow.Tensor]
+) -> Iterator[None]:
+    """Give each of `tensors` the data that `replace` makes from its own, until the end of the
+    block.
+
+    `replace` may return the same memory; writes of the block then stay.
+    """
+    kept = [(tensor, tensor.data) for tensor in tensors]
+    try:
+        for tensor, values in kept:
+            tensor.data = replace(values)
+        yield
+    finally:
+        for tensor, values in kept:
+            tensor.data = values
 
 
 def local_part(tensor: flow.Tensor) -> flow.Tensor:

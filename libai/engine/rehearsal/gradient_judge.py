@@ -29,7 +29,7 @@ from libai.patches.local_operations import is_hooked
 from libai.utils.errors import first_line
 from libai.utils.seeding import generators_kept
 from libai.utils.sizes import available_bytes
-from libai.utils.tensors import saved_tensor_hooks, saved_values
+from libai.utils.tensors import data_replaced, saved_tensor_hooks, saved_values
 
 Array = NDArray[np.float64]
 #: one array for each parameter; None: the parameter does not move, or has no gradient
@@ -216,17 +216,13 @@ class _Judge:
     @contextmanager
     def _values_kept(self) -> Iterator[None]:
         """Put back weights, buffers and gradients at the end of the block."""
-        kept = [(one, one.data) for one in self._tensors]
         gradients = [(parameter, parameter.grad) for parameter in self._parameters]
         try:
-            for tensor, values in kept:  # operations of the block must not write to the old values
-                tensor.data = values.clone()
-            yield
+            with data_replaced(self._tensors, flow.Tensor.clone):
+                yield
         finally:
             saved_values.clear()
             self._put_back()
-            for tensor, values in kept:
-                tensor.data = values
             for parameter, gradient in gradients:
                 parameter.grad = gradient
 
@@ -247,18 +243,18 @@ class _Judge:
         for module in self._model.modules():
             if isinstance(module, STOCK_DROPOUTS):
                 vars(module)["p"] = 0.0  # their masks cannot be repeated
-        kept = [(one, one.data.clone()) for one in self._tensors]
         if self._seed is not None:
             flow.manual_seed(self._seed)
         inputs = dict(self._make_inputs())
         if self._is_double:
             inputs = {name: as_double(value) for name, value in inputs.items()}
-        try:
-            with generators_kept(), self._random_scope(), self._taken_out.opened():
-                yield inputs
-        finally:
-            for tensor, values in kept:
-                tensor.data = values
+        with (
+            data_replaced(self._tensors, flow.Tensor.clone),
+            generators_kept(),
+            self._random_scope(),
+            self._taken_out.opened(),
+        ):
+            yield inputs
 
     def _total(self, inputs: Mapping[str, Any]) -> flow.Tensor:
         return total_loss(read_losses(self._model(**inputs), self._model)[0])
@@ -510,14 +506,9 @@ class _Judge:
             raise _Unjudged(f"forward uses {', '.join(sorted(stops))}")
 
     def _reads_changed_buffers(self) -> bool:
-        kept = [(one, one.data) for one in self._changed if one.is_floating_point()]
-        try:
-            for buffer, values in kept:
-                buffer.data = values * 1.01 + 1e-3
+        buffers = [one for one in self._changed if one.is_floating_point()]
+        with data_replaced(buffers, lambda values: values * 1.01 + 1e-3):
             return abs(self._loss_at(self._weights) - self._loss) > 1e-9 * abs(self._loss)
-        finally:
-            for buffer, values in kept:
-                buffer.data = values
 
     def _find_place(self, gradients: Direction) -> str:
         """Return where the first wrong gradient is, found by bisection.

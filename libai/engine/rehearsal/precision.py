@@ -15,6 +15,7 @@ from oneflow import nn
 
 from libai.engine.rehearsal.view_writes import has_memory, share_memory
 from libai.patches.wrapping import replaced, replaced_operations
+from libai.utils.tensors import data_replaced
 
 _SINGLE = flow.float32
 #: parts of the names of operations that write to an argument, convert it, or sample
@@ -50,19 +51,13 @@ def in_float64(model: nn.Module) -> Iterator[None]:
     `flow.float32` itself stays: code that compares a dtype with it chooses its kernels by that,
     and OneFlow's layer normalization in float64 ends the process.
     """
-    kept = []
-    try:
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.dtype == _SINGLE:
-                kept.append((tensor, tensor.data))
-                tensor.data = tensor.data.double()
+    with data_replaced([*model.parameters(), *model.buffers()], as_double):
         flow.set_default_dtype(flow.float64)
-        with replaced_operations(_promoting), replaced(*_factories()):
-            yield
-    finally:
-        flow.set_default_dtype(_SINGLE)
-        for tensor, values in kept:
-            tensor.data = values
+        try:
+            with replaced_operations(_promoting), replaced(*_factories()):
+                yield
+        finally:
+            flow.set_default_dtype(_SINGLE)
 
 
 def _promoting(operation: Callable[..., Any], name: str) -> Callable[..., Any] | None:

@@ -73,7 +73,7 @@ OPERATIONS = {
     "interpolate": lambda h, s: F.interpolate(h.unsqueeze(1), scale_factor=2, mode="bilinear"),
     "bce": lambda h, s: F.binary_cross_entropy(h, s.detach()),
     "kl_div": lambda h, s: F.kl_div(flow.log(h), s.detach(), reduction="mean"),
-    "smooth_l1": lambda h, s: F.smooth_l1_loss(h, s, beta=1.0),
+    "smooth_l1": lambda h, s: F.smooth_l1_loss(h, s, beta=1.0, reduction="mean"),
     "cross_entropy": lambda h, s: F.cross_entropy(h[0], _I[:, 0]),
     "clamp_": lambda h, s: (h * 1).clamp_(0.3, 0.6),
 }

@@ -237,7 +237,7 @@ def user_pages():
 def test_users_read_few_pages_and_words():
     texts = [page.read_text() for page in user_pages()]
     assert len(texts) <= 16
-    assert sum(len(text.split()) for text in texts) <= 20_500
+    assert sum(len(text.split()) for text in texts) <= 20_000
 
 
 def test_the_chinese_readme_shows_the_same_commands_code_and_links():

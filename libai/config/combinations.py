@@ -126,6 +126,17 @@ def refused(run: RunConfig) -> list[str]:
             f"({', '.join(datasets)}).{close} For example: {datasets[0]}/{name or 'loss'}."
         )
         rules.append((dataset not in datasets or not name, ["train.evaluation.eval_metric"], why))
+    if evaluation.enabled and datasets and evaluation.at_end:
+        names = ", ".join(datasets)
+        unknown = [name for name in evaluation.at_end if name not in datasets]
+        decides = (metric or "").lstrip("+-").partition("/")[0] in evaluation.at_end
+        why = f": dataloader.test has the datasets {names}. Choose from these."
+        rules.append((unknown, ["train.evaluation.at_end"], why))
+        why = (
+            f" names the dataset of train.evaluation.eval_metric={metric}, which must be evaluated "
+            "during training to decide. Let another dataset decide, or leave it out of at_end."
+        )
+        rules.append((decides, ["train.evaluation.at_end"], why))
     return list(_lines(run, rules))
 
 
@@ -242,7 +253,7 @@ def warnings(run: RunConfig, world_size: int, train_iter: int, start_iter: int) 
 
 
 #: conditions of the column `needs` without which a run is refused; others cause a warning
-_REFUSED = {"metric", "data of the metric", "best checkpoint", "warm-up", "ZeRO"}
+_REFUSED = {"patience", "metric", "data of the metric", "best checkpoint", "warm-up", "ZeRO"}
 
 
 def _needs(run: RunConfig, world_size: int) -> dict[str, tuple[object, str]]:
@@ -284,6 +295,10 @@ def _needs(run: RunConfig, world_size: int) -> dict[str, tuple[object, str]]:
         "data": (
             has_data,
             ": dataloader.test has no dataset. Remove the settings, or add a dataset.",
+        ),
+        "patience": (
+            evaluation.early_stop_patience is not None,
+            ": train.evaluation.early_stop_patience is null. Set it, or remove the setting.",
         ),
         "eval_metric": (
             not evaluation.enabled or not datasets or evaluation.eval_metric is not None,

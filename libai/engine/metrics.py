@@ -220,6 +220,8 @@ class PendingMetrics:
         self.latest: Mapping[str, float] = {}
         self.policy = LossPolicy()
         self._completed = 0
+        self._loss_sum = 0.0
+        self._num_losses = 0
 
     def fetch(self, collect: Callable[[list[Any]], list[dict[str, float]]]) -> None:
         """Convert all results to numbers with `collect`; apply the policy to the first one whose
@@ -236,7 +238,18 @@ class PendingMetrics:
             numbers[-1] = self.policy.on_bad_loss(results[bad[0]][0], numbers[bad[0]], numbers[-1])
         else:
             self.policy.all_good()
+        losses = [values["train/loss"] for values in numbers]
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        self._loss_sum += math.fsum(finite)
+        self._num_losses += len(finite)
         self._completed, self.latest = results[-1][0] + 1, numbers[-1]
+
+    def mean_loss(self) -> float | None:
+        """Return the mean of the finite losses fetched since the last call, or None without any."""
+        mean = self._loss_sum / self._num_losses if self._num_losses else None
+        self._loss_sum = 0.0
+        self._num_losses = 0
+        return mean
 
     def of(self, completed_iters: int) -> dict[str, float]:
         """Return the numbers fetched last if they belong to update `completed_iters`; otherwise an

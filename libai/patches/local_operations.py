@@ -5,8 +5,9 @@ tensors.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import oneflow as flow
@@ -14,6 +15,7 @@ from oneflow import nn
 
 from libai.patches.internals import is_tracing
 from libai.patches.wrapping import repair, repair_setter
+from libai.patches.writes import note_write
 from libai.utils.errors import UserError
 
 
@@ -27,7 +29,12 @@ def repair_operations() -> None:
     a term (`bii->bi`), because the gradient would have the same error. In a graph with
     accumulation, a gradient hook of a parameter gets the gradient of each micro-batch, as in eager
     mode, and not their sum. The `data` of a frozen parameter that had a hook can be set.
+    `register_forward_hook` and `register_forward_pre_hook` return a `HookHandle`.
     """
+    repair(
+        nn.Module,
+        {"register_forward_hook": _add_hook, "register_forward_pre_hook": _add_hook},
+    )
     repair(flow, {"empty": _empty, "einsum": _einsum, "diagonal": _diagonal})
     methods: dict[str, Callable[..., Any]] = {
         "register_hook": _register_hook,
@@ -36,6 +43,38 @@ def repair_operations() -> None:
     repair(flow.Tensor, {"diagonal": _diagonal, **methods})
     repair_setter(flow.Tensor, "requires_grad", _set_requires_grad)
     repair_setter(flow.Tensor, "data", _set_data)
+
+
+class HookHandle:
+    """Removes a forward hook: by `remove()`, or at the end of its `with` block (as PyTorch's
+    `RemovableHandle`).
+    """
+
+    _ids = itertools.count()
+
+    def __init__(self, hooks: MutableMapping[Any, Callable[..., Any]], hook: Callable[..., Any]):
+        self._hooks = hooks
+        # OneFlow 0.9.0 takes the number of hooks, which another hook may have after a removal
+        self._id = f"hook {next(self._ids)}"
+        hooks[self._id] = hook
+
+    def remove(self) -> None:
+        """Remove the hook. A second call does nothing."""
+        if self._hooks.pop(self._id, None) is not None:
+            note_write()
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def _add_hook(
+    register: Callable[..., Any], module: nn.Module, hook: Callable[..., Any]
+) -> HookHandle:
+    is_pre = register.__name__ == "register_forward_pre_hook"
+    return HookHandle(module._forward_pre_hooks if is_pre else module._forward_hooks, hook)
 
 
 def _empty(operation: Callable[..., Any], *size: Any, **kwargs: Any) -> Any:

@@ -80,14 +80,14 @@ def _begin() -> None:
         # None takes away a tensor or module. A constructor may not have the dicts of them yet
         is_held = value is None and any(name in vars(self).get(kind, ()) for kind in _HELD)
         if is_held or not isinstance(value, _PLAIN) or name in _names:
-            _add_one()
+            note_write()
 
     nn.Module.__setattr__ = set_attribute_of_module
 
     def set_setting(self: ParamGroup, key: str, value: Any) -> None:
         set_item(self, key, value)
         if key not in INPUTS:  # schedules write the learning rate in every iteration
-            _add_one()
+            note_write()
 
     ParamGroup.__setitem__ = set_setting
     # code that gets the dict of settings may write to it
@@ -101,15 +101,16 @@ def _set_data(
 ) -> None:
     set_data(tensor, value)
     _new_data[id(tensor)] += 1
-    _add_one()
+    note_write()
 
 
-def _add_one() -> None:
+def note_write() -> None:
+    """Count a write that no replaced function sees."""
     global _count
     _count += 1
 
 
 def _counted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     result = function(*args, **kwargs)
-    _add_one()
+    note_write()
     return result

@@ -3,6 +3,7 @@
 """
 
 import json
+import re
 from typing import ClassVar
 
 import pytest
@@ -13,6 +14,7 @@ from toy import are_equal
 
 from libai import checkpoint
 from libai.config import LazyCall, validate
+from libai.config.settings.errors import ConfigError
 from libai.engine import Run, StopTraining, default_setup
 from libai.engine.hooks import CallbackHook
 from libai.evaluation import Evaluator
@@ -62,6 +64,7 @@ def test_train_returns_its_result_and_the_summary_has_it(wild):
     )
     assert json.loads((run.output_dir / "summary.json").read_text())["best"] == {
         "metric": "val/loss",
+        "mode": "min",
         "value": values[best],
         "iteration": best,
         "epoch": result.best_epoch,
@@ -210,3 +213,35 @@ def test_the_best_checkpoint_evaluates_to_its_logged_value_with_averages(mode, t
     plain = make_run(tmp_path / "other", mode, *WILD, weights_of)
     found = plain.report_evaluation()["eval/val/loss"]  # negative control: the last weights
     assert found != pytest.approx(result.best, rel=1e-3)
+
+
+@pytest.mark.parametrize("loads", ["true", "false"])
+def test_a_test_set_is_evaluated_once_with_the_final_weights(mode, loads, tmp_path):
+    settings = ("train.evaluation.at_end=[other]", f"train.load_best_at_end={loads}")
+    run = make_run(tmp_path, mode, *WILD, *settings)
+    result = run.train()
+    assert len(read_column(tmp_path, "eval/val/loss")) == 8
+    expected = run.trainer.evaluate(run.test_loaders["other"], run.evaluators, "other")
+    assert read_column(tmp_path, "eval/other/loss") == {8: expected["eval/other/loss"]}
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["metrics"]["eval/other/loss"] == expected["eval/other/loss"]
+    line = f"best at {result.best_iter}: .*other/loss {expected['eval/other/loss']:.4f}.*\\(loaded"
+    assert bool(re.search(line, (tmp_path / "log.txt").read_text())) == (loads == "true")
+
+
+@pytest.mark.parametrize("names, text", [("[val]", "must be evaluated"), ("[x]", "has the datas")])
+def test_a_test_set_that_decides_or_is_unknown_is_refused(names, text, tmp_path):
+    with pytest.raises(ConfigError, match=text):
+        make_run(tmp_path, "eager", *WILD, f"train.evaluation.at_end={names}")
+
+
+def test_a_small_improvement_is_kept_but_does_not_restart_the_patience(mode, tmp_path):
+    settings = (
+        "train.evaluation.early_stop_patience=2",
+        "train.evaluation.early_stop_min_delta=0.1",
+    )
+    scores = {2: 0.5, 4: 0.55, 6: 0.58}
+    result = scored_run(tmp_path, mode, scores, *settings).train()
+    assert (result.status, result.iterations, result.best, result.best_iter) == (
+        *("stopped", 6, 0.58, 6),
+    )

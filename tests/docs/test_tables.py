@@ -351,7 +351,8 @@ OTHERS = """`train.rehearse=0`, `train.rehearse_every=2`, `train.freeze=[.*bias]
 `train.lora.patterns=[.*] train.lora.rank=2`, `train.lora.patterns=[.*] train.lora.alpha=4`,
 `train.lora.patterns=[.*] train.lora.dropout=0.5`, `train.lora.patterns=[.*] train.lora.also_train=[.*bias]`,
 `train.checkpointer.enabled=false`, `train.checkpointer.async_save=false`, `train.checkpointer.trained_only=true`, `train.evaluation.enabled=false`,
-`train.dist.batch_scope=rank`, `graph.on_build_error=eager` (graph)"""  # noqa: E501
+`train.dist.batch_scope=rank`, `train.evaluation.at_end=[val]`,
+`train.evaluation.eval_metric=-val/loss train.evaluation.early_stop_patience=1 train.evaluation.early_stop_min_delta=9`, `graph.on_build_error=eager` (graph)"""  # noqa: E501
 SETTINGS = [span for span in [*SPANS, *SPAN.findall(OTHERS)] if SETTING.match(span[0])]
 
 

@@ -159,6 +159,18 @@ CHANGES = {
     "the rate": (set_group("lr", lambda i: 0.1 / (i + 1)), 0),
 }
 
+_handles = []
+
+
+def hooked_between(trainer, iteration):
+    """Halve the output of a layer from iteration 5 on, until iteration 9."""
+    if iteration == 5:
+        halve = trainer.model.body.register_forward_hook(lambda module, inputs, out: out * 0.5)
+        _handles.append(halve)
+    elif iteration == 9:
+        _handles.pop().remove()
+
+
 #: the same table for changes outside module attributes
 HIDDEN = {
     "an entry of a dict": between(lambda trainer, value: trainer.model.weights.update(a=value)),
@@ -188,6 +200,7 @@ HIDDEN = {
     "a forward hook": once(
         lambda trainer: trainer.model.body.register_forward_hook(lambda m, x, out: out * 0.5)
     ),
+    "a forward hook, removed again": hooked_between,
     "a new buffer": once(lambda trainer: setattr(trainer.model, "temperature", flow.tensor(0.5))),
     "new data of a parameter": once(halve_data),
     "a group taken away": once(lambda trainer: trainer.optimizer.param_groups.pop()),

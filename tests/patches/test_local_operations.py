@@ -4,6 +4,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 from numpy.testing import assert_allclose
+from oneflow import nn
 from refusals import refused
 
 from libai.patches.local_operations import repair_operations
@@ -68,3 +69,19 @@ def test_an_index_twice_in_a_term_is_refused(equation):
 
 def test_a_diagonal_outside_is_empty():
     assert flow.diagonal(flow.ones(2, 3), 5).shape == (0,)
+
+
+def test_the_handle_of_a_forward_hook_removes_it():
+    """As in PyTorch: once, and never another hook."""
+    repair_operations()
+    layer = nn.Linear(1, 1, bias=False)
+    x = flow.ones(1, 1)
+    layer.weight.data.fill_(1)
+    first = layer.register_forward_hook(lambda module, inputs, output: output * 2)
+    layer.register_forward_hook(lambda module, inputs, output: output + 10)
+    assert layer(x).item() == 12
+    first.remove()
+    first.remove()
+    with layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 3,)):
+        assert layer(x).item() == 13
+    assert layer(x).item() == 11

@@ -195,6 +195,18 @@ class Evaluation:
         at_least=1,
         needs="enabled, metric",
     )
+    early_stop_min_delta: float = key(
+        0.0,
+        "Smallest improvement of `eval_metric` that restarts the patience.",
+        at_least=0,
+        needs="enabled, metric, patience",
+    )
+    at_end: list[str] | None = key(
+        None,
+        "Datasets of `dataloader.test` that are evaluated only once, after training, with the "
+        "weights that the run ends with (the best ones with `train.load_best_at_end`).",
+        needs="enabled, data",
+    )
 
 
 @dataclass(frozen=True)

@@ -163,12 +163,15 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
     numbers = dict(record.scalars)
     if numbers.get("perf/step_ms", 0) > 0 and "perf/data_ms" in numbers:
         numbers[_DATA_SHARE] = min(1.0, numbers["perf/data_ms"] / numbers["perf/step_ms"])
-    loss = numbers.get("train/loss", math.nan)
+    single = numbers.get("train/loss", math.nan)  # of the last iteration
+    loss = single if record.mean_loss is None else record.mean_loss
+    if "train/loss" in numbers:
+        numbers["train/loss"] = loss
     is_plain = loss == 0 or 1e-3 <= abs(loss) < 1e6
     rows = [("loss", "train/loss", "loss {0:.4f}" if is_plain else "loss {0:.2e}"), *_RATES]
     for tag, value in record.scalars.items():
         is_own = _is_of_training(tag) and tag not in _PLACED
-        if is_own and value != loss:  # a single loss equals the total
+        if is_own and value != single:  # a single loss equals the total
             rows.append((tag, tag, "{2} {0:.4g}"))
     if (
         numbers.get(_DATA_SHARE, 0) >= 0.3

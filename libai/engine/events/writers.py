@@ -42,12 +42,15 @@ class LogRecord:
             `eval/<dataset>/<metric>`. A record of an evaluation without a log point of training has
             no `train/loss`.
         best: tag of the deciding metric if its value is the best so far, else None.
+        mean_loss: mean of `train/loss` over the iterations since the last record with a loss, or
+            None.
     """
 
     iter: int
     max_iter: int
     scalars: Mapping[str, float]
     best: str | None = None
+    mean_loss: float | None = None
 
 
 @dataclass(frozen=True)

@@ -171,20 +171,25 @@ class BestCheckpointHook(MetricHook):
 
     Args: checkpointer: saves the checkpoint; None: only record the best value. mode: the better
         direction of the metric, "min" or "max". patience: end training cleanly after this number of
-        evaluations without a better value; None: never.
+        evaluations without a better value; None: never. min_delta: smallest improvement that
+        restarts the patience; a smaller one still becomes the best checkpoint.
 
     Attributes:
         metric, mode: tag of the metric, and its better direction.
         best: its best value; None before there is one.
         best_iter: number of updates made at that evaluation; None before there is one.
         best_metrics: all finite metrics of that evaluation, keyed `<dataset>/<name>`.
-        bad_evaluations: number of evaluations since then.
+        bad_evaluations: number of evaluations since the last improvement by `min_delta`.
+        improved_to: value of that evaluation.
     """
 
     # directly before `CheckpointHook`, so that both kinds of checkpoints contain the effects of the
     # same hooks
     priority = 96
-    saved = ("metric", "mode", "best", "best_iter", "best_metrics", "bad_evaluations", "last_iter")
+    saved = (
+        *("metric", "mode", "best", "best_iter", "best_metrics"),
+        *("bad_evaluations", "improved_to", "last_iter"),
+    )
 
     def __init__(
         self,
@@ -192,16 +197,19 @@ class BestCheckpointHook(MetricHook):
         metric: str,
         mode: str,
         patience: int | None = None,
+        min_delta: float = 0.0,
     ):
         super().__init__(metric)
         self._checkpointer = checkpointer
         self.mode = mode
         self._sign = {"min": 1.0, "max": -1.0}[mode]
         self._patience = patience
+        self._min_delta = min_delta
         self.best: float | None = None
         self.best_iter: int | None = None
         self.best_metrics: dict[str, float] = {}
         self.bad_evaluations = 0
+        self.improved_to: float | None = None
 
     def is_better(self, value: float) -> bool:
         """Return whether `value` is finite and better than the best value so far."""
@@ -226,11 +234,20 @@ class BestCheckpointHook(MetricHook):
             self._take(value)
 
     def judge(self, value: float) -> None:
-        if self.is_better(value):
+        is_better = self.is_better(value)
+        if is_better and self._restarts_patience(value):
+            self.bad_evaluations = 0
+            self.improved_to = value
+        else:
+            self.bad_evaluations += 1
+        if is_better:
             self._take(value)
-            return
-        self.bad_evaluations += 1
         self._check_patience()
+
+    def _restarts_patience(self, value: float) -> bool:
+        if self.improved_to is None:
+            return True
+        return self._sign * (self.improved_to - value) > self._min_delta
 
     def _check_patience(self) -> None:
         if self._patience is None or self.bad_evaluations < self._patience:
@@ -245,7 +262,6 @@ class BestCheckpointHook(MetricHook):
         """Store `value` as the best one, and save its checkpoint."""
         self.best = value
         self.best_iter = self.trainer.completed_iters
-        self.bad_evaluations = 0
         self.best_metrics = {
             tag.removeprefix("eval/"): found
             for tag, (found, at) in self.trainer.storage.latest().items()

@@ -5,7 +5,7 @@ the writers.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -212,6 +212,16 @@ class WriterHook(HookBase):
             if self.trainer.status != "failed":
                 self._write(self.trainer.iter)
 
+    def write_after_training(self, scalars: Mapping[str, float]) -> None:
+        """Write numbers that were measured after training, such as those of a test set."""
+        trainer = self.trainer
+        trainer.storage.put_scalars(**scalars)
+        with ExitStack() as stack:
+            for writer in self._writers:
+                writer.begin(trainer.completed_iters)
+                stack.callback(writer.close)
+            self._write(trainer.completed_iters)
+
     def _record_training(self) -> None:
         """Put the numbers and the throughput of the iteration into the event storage."""
         trainer = self.trainer
@@ -236,6 +246,7 @@ class WriterHook(HookBase):
                 scalars[tag] = value
         if not scalars:
             return
+        mean_loss = self.trainer.loop.metrics.mean_loss() if "train/loss" in scalars else None
         best = self._best
         if best and not (best.metric in scalars and best.is_better(scalars[best.metric])):
             best = None
@@ -244,6 +255,7 @@ class WriterHook(HookBase):
             max_iter=self.trainer.max_iter,
             scalars=scalars,
             best=None if best is None else best.metric,
+            mean_loss=mean_loss,
         )
         for writer in self._writers:
             writer.write(record)

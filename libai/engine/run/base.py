@@ -6,7 +6,7 @@ imports them, so they cannot import `Run`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,13 @@ class RunBase(build.RunParts):
         """Choose the mode; see `libai.engine.run.modes.resolve`. Collective."""
         raise NotImplementedError
 
+    def finish(self) -> None:
+        """Load the best weights and evaluate the test sets if the run is over; then `end`.
+
+        Every rank must call it.
+        """
+        raise NotImplementedError
+
     def end(self) -> None:
         """Write the summary and release the output folder, if this run holds it.
 
@@ -119,15 +126,18 @@ class RunBase(build.RunParts):
 
     # ------------------------------------------------------------------ evaluation
 
-    def evaluate(self, max_batches: int | None = None) -> dict[str, float]:
+    def evaluate(
+        self, max_batches: int | None = None, datasets: Iterable[str] | None = None
+    ) -> dict[str, float]:
         """Return `{"eval/<dataset>/<metric>": value}` over all test loaders. Collective.
 
         `max_batches`: evaluate only the first batches of each loader; default:
-        `train.evaluation.eval_iter`.
+        `train.evaluation.eval_iter`. `datasets`: names of the loaders; default: all.
         """
         limit = max_batches or self.config.train.evaluation.eval_iter
         metrics: dict[str, float] = {}
-        for name, loader in self.test_loaders.items():
+        for name in self.test_loaders if datasets is None else datasets:
+            loader = self.test_loaders[name]
             metrics |= self.trainer.evaluate(loader, self.evaluators, name, max_batches=limit)
         return metrics
 

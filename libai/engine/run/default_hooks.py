@@ -61,7 +61,7 @@ def default_hooks(run: RunBase) -> list[HookBase | None]:
     # take the output folder before any other hook acts, and release it after all of them
     contents = partial(starting_files, run.config, run.folder.run_id)
     begin = hooks.CallbackHook(before_train=lambda trainer: run.folder.begin(contents), priority=0)
-    end = hooks.CallbackHook(after_train=lambda trainer: run.end(), priority=100)
+    end = hooks.CallbackHook(after_train=lambda trainer: run.finish(), priority=100)
     found: list[HookBase | None] = [begin, end, hooks.RandomStateHook(run.seed), run.timer]
     best = _add_evaluation(run, found)
     if train.checkpointer.enabled:
@@ -85,12 +85,20 @@ def _add_evaluation(run: RunBase, found: list[HookBase | None]) -> hooks.BestChe
     evaluation, best = run.config.train.evaluation, None
     if evaluation.enabled and run.test_loaders:
         period = run.plan.period(evaluation.eval_period, "train.evaluation.eval_period")
-        found.append(hooks.EvalHook(period, run.evaluate))
+        evaluate = run.evaluate
+        if evaluation.at_end:
+            during = [name for name in run.test_loaders if name not in evaluation.at_end]
+            evaluate = partial(run.evaluate, datasets=during)
+        found.append(hooks.EvalHook(period, evaluate))
         if run.metric is not None:
             saver = run.checkpointer if run.config.train.checkpointer.enabled else None
             metric = f"eval/{run.metric}"
             best = hooks.BestCheckpointHook(
-                saver, metric, run.better, evaluation.early_stop_patience
+                saver,
+                metric,
+                run.better,
+                evaluation.early_stop_patience,
+                evaluation.early_stop_min_delta,
             )
             found.append(best)
     scheduler = run.trainer.lr_scheduler

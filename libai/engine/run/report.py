@@ -226,8 +226,13 @@ def write_summary(run: RunBase) -> None:
         else ""
     )
     if result.best is not None:
+        is_loaded = run.config.train.load_best_at_end
         figures = [f"{name} {x:.4f}" for name, x in (result.best_metrics or {}).items()]
-        kept = "loaded" if run.config.train.load_best_at_end else "not loaded"
+        for tag, value in metrics.items():
+            dataset, _, _ = tag.removeprefix("eval/").partition("/")
+            if is_loaded and dataset in (run.config.train.evaluation.at_end or []):
+                figures.append(f"{tag.removeprefix('eval/')} {value:.4f}")
+        kept = "loaded" if is_loaded else "not loaded"
         text = f"best at {result.best_iter}: {'  '.join(figures)} ({kept})"
         logger.info("%s", text)
     parts = [

@@ -21,7 +21,7 @@ from libai.config.settings.other_names import member_meant
 from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.events.console import EVAL_SECONDS, format_eval_lines
 from libai.engine.events.writers import LogRecord
-from libai.engine.hooks import IterationTimer
+from libai.engine.hooks import IterationTimer, WriterHook
 from libai.engine.hooks.evaluation import chosen_metric
 from libai.engine.loop import Interrupted
 from libai.engine.run import build, modes
@@ -209,6 +209,22 @@ class Run(RunBase):
             },
         )
 
+    def finish(self) -> None:
+        """See `RunBase.finish`. It runs after the `after_train` of all other hooks."""
+        trainer, evaluation = self.trainer, self.config.train.evaluation
+        has_stopped = trainer.status == "stopped"  # by a hook, such as early stopping
+        is_last = trainer.completed_iters >= self.plan.train_iter
+        try:
+            if has_stopped or (is_last and trainer.status == "finished"):
+                if self.config.train.load_best_at_end:
+                    self._load_best()
+                if evaluation.enabled and evaluation.at_end:
+                    metrics = self.evaluate(datasets=evaluation.at_end)
+                    (writer,) = [hook for hook in trainer.hooks if isinstance(hook, WriterHook)]
+                    writer.write_after_training(metrics)
+        finally:
+            self.end()
+
     def end(self) -> None:
         """Write the summary and release the output folder, if this run holds it.
 
@@ -250,7 +266,6 @@ class Run(RunBase):
                 self._train(until)
                 if self.trainer.status == "interrupted":
                     raise self._stopped()
-                self._load_best()
             except Exception as error:
                 returns = (
                     self.config.train.on_exception == "return"
@@ -311,15 +326,7 @@ class Run(RunBase):
             )
 
     def _load_best(self) -> None:
-        """Load the weights of the best checkpoint once the run is over (`train.load_best_at_end`).
-
-        Collective.
-        """
-        is_over = (
-            self.trainer.status == "stopped" or self.trainer.completed_iters >= self.plan.train_iter
-        )
-        if not is_over or not self.config.train.load_best_at_end:
-            return
+        """Load the weights of the best checkpoint (`train.load_best_at_end`). Collective."""
         best = result_of(self).best_path
         if best is not None:
             self.load_weights(str(best))

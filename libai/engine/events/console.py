@@ -163,7 +163,7 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
     numbers = dict(record.scalars)
     if numbers.get("perf/step_ms", 0) > 0 and "perf/data_ms" in numbers:
         numbers[_DATA_SHARE] = min(1.0, numbers["perf/data_ms"] / numbers["perf/step_ms"])
-    single = numbers.get("train/loss", math.nan)  # of the last iteration
+    single = numbers.get("train/loss", math.nan)  # the loss of the last iteration
     loss = single if record.mean_loss is None else record.mean_loss
     if "train/loss" in numbers:
         numbers["train/loss"] = loss

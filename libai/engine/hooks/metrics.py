@@ -213,7 +213,7 @@ class WriterHook(HookBase):
                 self._write(self.trainer.iter)
 
     def write_after_training(self, scalars: Mapping[str, float]) -> None:
-        """Write numbers that were measured after training, such as those of a test set."""
+        """Write numbers that were measured after training, such as metrics of a test set."""
         trainer = self.trainer
         trainer.storage.put_scalars(**scalars)
         with ExitStack() as stack:

@@ -11,8 +11,11 @@ from libai.evaluation.evaluator import (
     reduce_sums,
 )
 from libai.evaluation.evaluators import (
+    AUCEvaluator,
     BleuEvaluator,
+    CalibrationEvaluator,
     ClassificationEvaluator,
+    ConfusionEvaluator,
     MeanLossEvaluator,
     PerplexityEvaluator,
     RegressionEvaluator,

@@ -39,6 +39,24 @@ class ClassificationEvaluator(Evaluator):
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
         """Count the samples and, for each k, the correct ones."""
+        logits, labels = self._counted(batch, outputs)
+        num_classes = logits.shape[1]
+        if max(self.topk) > num_classes:
+            raise EvaluatorError(
+                f"top-{max(self.topk)} accuracy of {num_classes} classes would always be 1: use a "
+                "smaller k."
+            )
+        labels = labels[:, None]
+        own = np.take_along_axis(logits, labels, axis=1)
+        before = (logits > own) | ((logits == own) & (np.arange(num_classes) < labels))
+        rank = np.where(np.isnan(logits).any(1), num_classes, before.sum(1))
+        counts = {f"top{k}": np.count_nonzero(rank < k) for k in self.topk}
+        return {**counts, "num_samples": len(labels)}
+
+    def _counted(
+        self, batch: Mapping[str, Any], outputs: Mapping[str, Any]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the logits (n, classes) and labels (n,) of a batch, without ignored labels."""
         logits = read_array(outputs, self.logits_key, "outputs", self)
         labels = read_array(batch, self.labels_key, "batch", self)
         if logits.shape[:-1] != labels.shape:
@@ -47,13 +65,8 @@ class ClassificationEvaluator(Evaluator):
                 "logits must have the shape of the labels plus an axis for the classes."
             )
         num_classes = logits.shape[-1]
-        if max(self.topk) > num_classes:
-            raise EvaluatorError(
-                f"top-{max(self.topk)} accuracy of {num_classes} classes would always be 1: use a "
-                "smaller k."
-            )
-        labels = labels.reshape(-1, 1).astype(np.int64)
-        counted = labels[:, 0] != self.ignore_index
+        labels = labels.ravel().astype(np.int64)
+        counted = labels != self.ignore_index
         logits = logits.reshape(-1, num_classes)[counted]
         labels = labels[counted]
         if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
@@ -62,17 +75,149 @@ class ClassificationEvaluator(Evaluator):
                 f"{num_classes} classes: correct the labels, the model's number of classes, or "
                 f"ignore_index={self.ignore_index}."
             )
-        own = np.take_along_axis(logits, labels, axis=1)
-        before = (logits > own) | ((logits == own) & (np.arange(num_classes) < labels))
-        rank = np.where(np.isnan(logits).any(1), num_classes, before.sum(1))
-        counts = {f"top{k}": np.count_nonzero(rank < k) for k in self.topk}
-        return {**counts, "num_samples": len(labels)}
+        return logits, labels
 
     def compute(self, sums: Sums) -> dict[str, float]:
         """Return `{"accuracy": ..., "top5_accuracy": ...}` for the values in `topk`."""
         return {
             name: ratio(sums[f"top{k}"], sums["num_samples"]) for k, name in self._names.items()
         }
+
+
+@dataclass(eq=False)
+class ConfusionEvaluator(ClassificationEvaluator):
+    """Metrics `precision`, `recall` and `f1`, each the mean over the classes that occur, and the
+    confusion matrix.
+
+    A class that is never predicted has precision 0. `matrix`: after an evaluation, counts
+    (classes, classes) with a row for each label and a column for each prediction; `image()` is for
+    `storage.put_image`. Arguments and keys are the same as in `ClassificationEvaluator`.
+    """
+
+    def __post_init__(self) -> None:
+        self.directions = {"precision": "max", "recall": "max", "f1": "max"}
+        self.matrix: np.ndarray | None = None
+
+    def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
+        """Count the pairs of label and prediction."""
+        logits, labels = self._counted(batch, outputs)
+        num_classes = logits.shape[1]
+        pairs = labels * num_classes + logits.argmax(1)
+        counts = np.bincount(pairs, minlength=num_classes**2)
+        return {"matrix": counts.reshape(num_classes, num_classes)}
+
+    def compute(self, sums: Sums) -> dict[str, float]:
+        """Return the three means, or nan without any counted sample."""
+        self.matrix = matrix = np.asarray(sums["matrix"])
+        right = np.diag(matrix)
+        of_label = matrix.sum(1)
+        predicted = matrix.sum(0)
+        occurs = of_label + predicted > 0
+        if not occurs.any():
+            return dict.fromkeys(self.directions, math.nan)
+        values = {
+            "precision": right / np.maximum(predicted, 1),
+            "recall": right / np.maximum(of_label, 1),
+            "f1": 2 * right / np.maximum(of_label + predicted, 1),
+        }
+        return {name: float(value[occurs].mean()) for name, value in values.items()}
+
+    def image(self, pixels: int = 16) -> np.ndarray:
+        """Return the matrix as an image of floats from 0 to 1, with `pixels` for each entry.
+
+        Each row is divided by its sum. Raises `EvaluatorError` before the first evaluation.
+        """
+        if self.matrix is None:
+            raise EvaluatorError("ConfusionEvaluator.image() was called before an evaluation.")
+        shares = self.matrix / np.maximum(self.matrix.sum(1, keepdims=True), 1)
+        return np.kron(shares, np.ones((pixels, pixels)))
+
+
+@dataclass(eq=False)
+class AUCEvaluator(ClassificationEvaluator):
+    """Metric `auc`: area under the ROC curve, the probability that a positive sample has a higher
+    score than a negative one; equal scores count half.
+
+    `positive`: the positive class; its score is its logit minus the log-sum-exp of the other
+    logits. All scores are kept until the evaluation ends. A sample with nan in its logits makes the
+    metric nan, and so does a dataset without positive or without negative samples.
+    """
+
+    _: KW_ONLY
+    positive: int = 1
+
+    def __post_init__(self) -> None:
+        self.directions = {"auc": "max"}
+
+    def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
+        """Return the scores of positive and of negative samples."""
+        logits, labels = self._counted(batch, outputs)
+        if not 0 <= self.positive < logits.shape[1] > 1:
+            raise EvaluatorError(
+                f"AUCEvaluator(positive={self.positive}) got logits of {logits.shape[1]} classes. "
+                "Choose one of at least two classes, counted from 0."
+            )
+        logits = logits.astype(np.float64)
+        others = np.delete(logits, self.positive, axis=1)
+        with np.errstate(invalid="ignore"):  # nan
+            scores = logits[:, self.positive] - np.logaddexp.reduce(others, axis=1)
+        # equal scores stay equal although float64 rounds them differently
+        scores = scores.astype(np.float32)
+        is_positive = labels == self.positive
+        return {
+            "positive": scores[is_positive].tolist(),
+            "negative": scores[~is_positive].tolist(),
+        }
+
+    def compute(self, sums: Sums) -> dict[str, float]:
+        """Return `{"auc": ...}`, from the ranks of the positive scores (Mann and Whitney 1947)."""
+        positive = np.asarray(sums["positive"], np.float64)
+        scores = np.concatenate([positive, np.asarray(sums["negative"], np.float64)])
+        num_pairs = len(positive) * (len(scores) - len(positive))
+        if num_pairs == 0 or np.isnan(scores).any():
+            return {"auc": math.nan}
+        _, index, counts = np.unique(scores, return_inverse=True, return_counts=True)
+        ranks = np.cumsum(counts) - (counts - 1) / 2  # equal scores share their mean rank
+        least = len(positive) * (len(positive) + 1) / 2
+        return {"auc": float((ranks[index[: len(positive)]].sum() - least) / num_pairs)}
+
+
+@dataclass(eq=False)
+class CalibrationEvaluator(ClassificationEvaluator):
+    """Metric `calibration_error`: expected difference between the confidence of predictions and
+    their accuracy, over `num_bins` bins of equal width (Guo et al. 2017, arXiv:1706.04599).
+    """
+
+    _: KW_ONLY
+    num_bins: int = 15
+
+    def __post_init__(self) -> None:
+        check_sizes(EvaluatorError, num_bins=self.num_bins)
+        self.directions = {"calibration_error": "min"}
+
+    def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
+        """Return the sums of confidence and of correct predictions for each bin."""
+        logits, labels = self._counted(batch, outputs)
+        logits = logits.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # nan
+            confidence = np.exp(logits.max(1) - np.logaddexp.reduce(logits, axis=1))
+        if np.isnan(confidence).any():
+            raise EvaluatorError(
+                "CalibrationEvaluator got logits with nan, which have no confidence. Look for the "
+                "cause in the data or in the training loss, or leave this evaluator out."
+            )
+        bins = np.minimum((confidence * self.num_bins).astype(np.int64), self.num_bins - 1)
+        is_right = logits.argmax(1) == labels
+        return {
+            "num_samples": len(labels),
+            "confidence": np.bincount(bins, confidence, self.num_bins),
+            "right": np.bincount(bins, is_right, self.num_bins),
+        }
+
+    def compute(self, sums: Sums) -> dict[str, float]:
+        """Return `{"calibration_error": ...}`."""
+        differences = np.abs(np.asarray(sums["confidence"]) - np.asarray(sums["right"]))
+        return {"calibration_error": ratio(differences.sum(), sums["num_samples"])}
 
 
 class MeanLossEvaluator(Evaluator):

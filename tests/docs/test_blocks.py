@@ -138,6 +138,7 @@ def test_a_pytorch_file_trains_from_its_config(mode, tmp_path, worker):
 @pytest.mark.e2e
 def test_a_sweep_is_compared_by_its_best_evaluations(workdir, capsys):
     run(block("training", 3))
+    capsys.readouterr()
     assert compare.run(["out/sweep"]) == 0
     header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert header[:3] == ["run", "lr", "val/accuracy"]

@@ -144,7 +144,7 @@ def read_record(run: Path) -> Record:
         status,
         summary.get("best") or {},
         summary.get("weights_sha256"),
-        read_finder(run.with_name(f"{run.name}_find_lr.json")),
+        read_finder(run.absolute().parent / f"{run.absolute().name}_find_lr.json"),
     )
 
 

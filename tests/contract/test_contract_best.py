@@ -223,10 +223,12 @@ def test_a_test_set_is_evaluated_once_with_the_final_weights(mode, loads, tmp_pa
     assert len(read_column(tmp_path, "eval/val/loss")) == 8
     expected = run.trainer.evaluate(run.test_loaders["other"], run.evaluators, "other")
     assert read_column(tmp_path, "eval/other/loss") == {8: expected["eval/other/loss"]}
+    log = (tmp_path / "log.txt").read_text()
+    assert "evaluate val every 1, other at the end" in log
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["metrics"]["eval/other/loss"] == expected["eval/other/loss"]
     line = f"best at {result.best_iter}: .*other/loss {expected['eval/other/loss']:.4f}.*\\(loaded"
-    assert bool(re.search(line, (tmp_path / "log.txt").read_text())) == (loads == "true")
+    assert bool(re.search(line, log)) == (loads == "true")
 
 
 @pytest.mark.parametrize("names, text", [("[val]", "must be evaluated"), ("[x]", "has the datas")])

@@ -116,7 +116,14 @@ def start_banner(run: RunBase) -> None:
     samples = plan.samples_per_epoch
     data = f"{samples:,} samples" if samples else type(run.train_loader).__name__
     evaluates = train.evaluation.enabled and run.test_loaders
-    evaluation = f"evaluate {', '.join(run.test_loaders)} every {train.evaluation.eval_period}"
+    at_end = train.evaluation.at_end or []
+    during = [name for name in run.test_loaders if name not in at_end]
+    evaluation = f"evaluate {', '.join(during)} every {train.evaluation.eval_period}"
+    if at_end:
+        finally_evaluated = f"{', '.join(at_end)} at the end"
+        evaluation = (
+            f"{evaluation}, {finally_evaluated}" if during else f"evaluate {finally_evaluated}"
+        )
     saves = (
         f"save every {train.checkpointer.period}"
         if train.checkpointer.enabled

@@ -17,41 +17,17 @@ from libai.utils.sizes import check_sizes
 
 
 @dataclass(eq=False)
-class ClassificationEvaluator(Evaluator):
-    """Metric `accuracy` and, for each other k in `topk`, `top{k}_accuracy`, as fractions 0..1.
+class _LogitsEvaluator(Evaluator):
+    """Base of evaluators of logits and labels.
 
     `outputs[logits_key]` is `(..., classes)` and `batch[labels_key]` is `(...)`. Labels equal to
-    `ignore_index` are not counted. A label is among the top k if fewer than k classes rank before
-    it. Classes with equal logits rank in ascending order, as in argmax. A sample with a nan in its
-    logits counts as wrong.
+    `ignore_index` are not counted.
     """
 
-    topk: Sequence[int] = (1,)
     _: KW_ONLY
     logits_key: str = "logits"
     labels_key: str = "labels"
     ignore_index: int = -100
-
-    def __post_init__(self) -> None:
-        check_sizes(EvaluatorError, num_topk=len(self.topk), topk=list(self.topk))
-        self._names = {k: "accuracy" if k == 1 else f"top{k}_accuracy" for k in self.topk}
-        self.directions = dict.fromkeys(self._names.values(), "max")
-
-    def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
-        """Count the samples and, for each k, the correct ones."""
-        logits, labels = self._counted(batch, outputs)
-        num_classes = logits.shape[1]
-        if max(self.topk) > num_classes:
-            raise EvaluatorError(
-                f"top-{max(self.topk)} accuracy of {num_classes} classes would always be 1: use a "
-                "smaller k."
-            )
-        labels = labels[:, None]
-        own = np.take_along_axis(logits, labels, axis=1)
-        before = (logits > own) | ((logits == own) & (np.arange(num_classes) < labels))
-        rank = np.where(np.isnan(logits).any(1), num_classes, before.sum(1))
-        counts = {f"top{k}": np.count_nonzero(rank < k) for k in self.topk}
-        return {**counts, "num_samples": len(labels)}
 
     def _counted(
         self, batch: Mapping[str, Any], outputs: Mapping[str, Any]
@@ -77,6 +53,40 @@ class ClassificationEvaluator(Evaluator):
             )
         return logits, labels
 
+
+@dataclass(eq=False)
+class ClassificationEvaluator(_LogitsEvaluator):
+    """Metric `accuracy` and, for each other k in `topk`, `top{k}_accuracy`, as fractions 0..1.
+
+    `outputs[logits_key]` is `(..., classes)` and `batch[labels_key]` is `(...)`. Labels equal to
+    `ignore_index` are not counted. A label is among the top k if fewer than k classes rank before
+    it. Classes with equal logits rank in ascending order, as in argmax. A sample with a nan in its
+    logits counts as wrong.
+    """
+
+    topk: Sequence[int] = (1,)
+
+    def __post_init__(self) -> None:
+        check_sizes(EvaluatorError, num_topk=len(self.topk), topk=list(self.topk))
+        self._names = {k: "accuracy" if k == 1 else f"top{k}_accuracy" for k in self.topk}
+        self.directions = dict.fromkeys(self._names.values(), "max")
+
+    def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
+        """Count the samples and, for each k, the correct ones."""
+        logits, labels = self._counted(batch, outputs)
+        num_classes = logits.shape[1]
+        if max(self.topk) > num_classes:
+            raise EvaluatorError(
+                f"top-{max(self.topk)} accuracy of {num_classes} classes would always be 1: use a "
+                "smaller k."
+            )
+        labels = labels[:, None]
+        own = np.take_along_axis(logits, labels, axis=1)
+        before = (logits > own) | ((logits == own) & (np.arange(num_classes) < labels))
+        rank = np.where(np.isnan(logits).any(1), num_classes, before.sum(1))
+        counts = {f"top{k}": np.count_nonzero(rank < k) for k in self.topk}
+        return {**counts, "num_samples": len(labels)}
+
     def compute(self, sums: Sums) -> dict[str, float]:
         """Return `{"accuracy": ..., "top5_accuracy": ...}` for the values in `topk`."""
         return {
@@ -85,13 +95,13 @@ class ClassificationEvaluator(Evaluator):
 
 
 @dataclass(eq=False)
-class ConfusionEvaluator(ClassificationEvaluator):
+class ConfusionEvaluator(_LogitsEvaluator):
     """Metrics `precision`, `recall` and `f1`, each the mean over the classes that occur, and the
     confusion matrix.
 
     A class that is never predicted has precision 0. `matrix`: after an evaluation, counts
     (classes, classes) with a row for each label and a column for each prediction; `image()` is for
-    `storage.put_image`. Arguments and keys are the same as in `ClassificationEvaluator`.
+    `storage.put_image`. A sample with nan in its logits makes the metrics nan.
     """
 
     def __post_init__(self) -> None:
@@ -103,7 +113,9 @@ class ConfusionEvaluator(ClassificationEvaluator):
         logits, labels = self._counted(batch, outputs)
         num_classes = logits.shape[1]
         pairs = labels * num_classes + logits.argmax(1)
-        counts = np.bincount(pairs, minlength=num_classes**2)
+        counts = np.bincount(pairs, minlength=num_classes**2).astype(np.float64)
+        if np.isnan(logits).any():
+            counts[:] = math.nan
         return {"matrix": counts.reshape(num_classes, num_classes)}
 
     def compute(self, sums: Sums) -> dict[str, float]:
@@ -134,7 +146,7 @@ class ConfusionEvaluator(ClassificationEvaluator):
 
 
 @dataclass(eq=False)
-class AUCEvaluator(ClassificationEvaluator):
+class AUCEvaluator(_LogitsEvaluator):
     """Metric `auc`: area under the ROC curve, the probability that a positive sample has a higher
     score than a negative one; equal scores count half.
 
@@ -183,9 +195,11 @@ class AUCEvaluator(ClassificationEvaluator):
 
 
 @dataclass(eq=False)
-class CalibrationEvaluator(ClassificationEvaluator):
+class CalibrationEvaluator(_LogitsEvaluator):
     """Metric `calibration_error`: expected difference between the confidence of predictions and
     their accuracy, over `num_bins` bins of equal width (Guo et al. 2017, arXiv:1706.04599).
+
+    A sample with nan in its logits makes the metric nan.
     """
 
     _: KW_ONLY
@@ -201,15 +215,12 @@ class CalibrationEvaluator(ClassificationEvaluator):
         logits = logits.astype(np.float64)
         with np.errstate(invalid="ignore"):  # nan
             confidence = np.exp(logits.max(1) - np.logaddexp.reduce(logits, axis=1))
-        if np.isnan(confidence).any():
-            raise EvaluatorError(
-                "CalibrationEvaluator got logits with nan, which have no confidence. Look for the "
-                "cause in the data or in the training loss, or leave this evaluator out."
-            )
+        num_samples = math.nan if np.isnan(confidence).any() else len(labels)
+        confidence = np.nan_to_num(confidence)
         bins = np.minimum((confidence * self.num_bins).astype(np.int64), self.num_bins - 1)
         is_right = logits.argmax(1) == labels
         return {
-            "num_samples": len(labels),
+            "num_samples": num_samples,
             "confidence": np.bincount(bins, confidence, self.num_bins),
             "right": np.bincount(bins, is_right, self.num_bins),
         }

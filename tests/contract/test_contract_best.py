@@ -4,6 +4,7 @@
 
 import json
 import re
+import signal
 from typing import ClassVar
 
 import pytest
@@ -18,6 +19,7 @@ from libai.config.settings.errors import ConfigError
 from libai.engine import Run, StopTraining, default_setup
 from libai.engine.hooks import CallbackHook
 from libai.evaluation import Evaluator
+from libai.launch.stop import StoppedFromOutside
 
 pytestmark = pytest.mark.e2e
 
@@ -247,3 +249,31 @@ def test_a_small_improvement_is_kept_but_does_not_restart_the_patience(mode, tmp
     assert (result.status, result.iterations, result.best, result.best_iter) == (
         *("stopped", 6, 0.58, 6),
     )
+
+
+class StopsIn(Evaluator):
+    """Asks the run to stop while the test set is evaluated after training."""
+
+    is_asking = True
+
+    def process(self, batch, outputs):
+        if self.is_asking:
+            signal.raise_signal(signal.SIGTERM)
+        return {"n": 1.0}
+
+    def compute(self, sums):
+        return {"batches": sums["n"]}
+
+
+def test_a_stop_during_the_last_evaluation_can_be_resumed(mode, tmp_path, monkeypatch):
+    config = make_config(tmp_path, mode, "train.evaluation.at_end=[other]")
+    config.train.evaluation.evaluators = {"other/stops": LazyCall(StopsIn)()}
+    config.train.num_sanity_eval_batches = 0
+    checked = validate(config)
+    run = Run(default_setup(checked))
+    monkeypatch.setattr(run, "check_evaluation", lambda: None)
+    with pytest.raises(StoppedFromOutside):
+        run.train()
+    monkeypatch.setattr(StopsIn, "is_asking", False)
+    assert Run(default_setup(checked), resume=True).train().status == "finished"
+    assert read_column(tmp_path, "eval/other/batches") == {8: 2.0}

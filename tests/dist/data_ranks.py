@@ -21,6 +21,7 @@ from libai.checkpoint import TensorGroup, open_weights
 from libai.checkpoint.base import Base
 from libai.data import PadCollate, build_train_loader
 from libai.engine import EagerTrainer
+from libai.engine.events.storage import EventStorage
 from libai.utils.distributed import get_rank
 
 #: samples in two micro-batches of rank 0 and in two of rank 1, per iteration
@@ -140,3 +141,14 @@ def each_rank_completes_a_checkpoint_from_its_base(kind: str) -> None:
 
 def _no_tensor(name: str) -> None:
     raise KeyError(name)
+
+
+@on_ranks(2)
+def an_image_of_a_global_tensor_is_shown_by_rank_0(_: str) -> None:
+    """Fetching it is collective, although only rank 0 has writers."""
+    storage, shown = EventStorage(), []
+    if get_rank() == 0:
+        storage.show_media_with(shown.append)
+    rows = flow.ones(4, 4).to_global(flow.placement.all("cpu"), flow.sbp.split(0))
+    storage.put_image("rows", rows)
+    assert [media.value.shape for media in shown] == [(8, 4, 3)] * (get_rank() == 0)

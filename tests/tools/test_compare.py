@@ -92,6 +92,12 @@ def test_what_differs_and_the_last_metrics_are_printed(tmp_path, capsys):
     ]
 
 
+def test_a_slash_after_the_name_of_a_run_changes_nothing(tmp_path, capsys):
+    """Shells complete names so."""
+    a = make_run(tmp_path / "a")
+    assert compared(capsys, f"{a}/") == compared(capsys, a)
+
+
 def test_runs_with_the_weights_of_the_first_are_named(tmp_path, capsys):
     digests = {"a": "1" * 64, "b": "1" * 64, "c": "2" * 64, "d": None}
     runs = [make_run(tmp_path / name, weights=digest) for name, digest in digests.items()]

@@ -77,10 +77,11 @@ def run(arguments: Sequence[str]) -> int:
     page = args.output
     if page and page.suffix != ".html":
         raise UserError(f"--output {page}: it must end in .html.")
-    paths = [path for name in args.runs for path in runs_in(Path(name))]
+    folders = [Path(name) for name in args.runs]
+    paths = [path for folder in folders for path in runs_in(folder)]
     records = {str(path): read_record(path) for path in paths}
     labels = {name: name for name in records}
-    if any(str(path) not in args.runs for path in paths):
+    if paths != folders:  # one of them is a folder of runs
         records = ranked(records)
         labels = label_of_runs(records)
         tables = [ranking_table(records)]

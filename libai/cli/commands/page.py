@@ -65,7 +65,7 @@ def _tags_to_plot(runs: Sequence[Curves]) -> list[str]:
     tags = dict.fromkeys(tag for curves in runs for tag in curves if tag != "train/epoch")
     chosen: list[str] = []
     for tag in sorted(tags, key=lambda tag: (tag.startswith("perf/"), not tag.startswith("eval/"))):
-        is_repeated = any(
+        is_repeated = tag.startswith("train/") and any(
             all(curves.get(tag) == curves.get(other) for curves in runs) for other in chosen
         )
         if not is_repeated:

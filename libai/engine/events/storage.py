@@ -17,7 +17,7 @@ import oneflow as flow
 
 from libai.engine.events.media import Media, figure_array, histogram_values, image_array
 from libai.utils.errors import UserError
-from libai.utils.tensors import detached, fetch_scalars
+from libai.utils.tensors import detached, fetch_scalars, full_tensor
 
 _LAZY = (
     "{0} was put from inside a compiled graph, where tensors have no values. Return it from "
@@ -127,9 +127,12 @@ class EventStorage:
     def _put_media(
         self, kind: str, name: str, value: Any, convert: Callable[[str, Any], Any]
     ) -> None:
-        """Pass a checked value to the writers. Other ranks check nothing and fetch nothing."""
-        if isinstance(value, flow.Tensor) and value.is_lazy:
-            raise UserError(_LAZY.format(f"the {kind} {name!r}", repr(name)))
+        """Pass a checked value to the writers. Collective for a global tensor."""
+        if isinstance(value, flow.Tensor):
+            if value.is_lazy:
+                raise UserError(_LAZY.format(f"the {kind} {name!r}", repr(name)))
+            if value.is_global:  # before the ranks without writers leave
+                value = full_tensor(detached(value))
         if self._show is not None:
             self._show(Media(kind, name, self.iter + 1, convert(name, value)))
 

@@ -5,7 +5,7 @@ the writers.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -212,10 +212,9 @@ class WriterHook(HookBase):
             if self.trainer.status != "failed":
                 self._write(self.trainer.iter)
 
-    def write_after_training(self, scalars: Mapping[str, float]) -> None:
+    def write_after_training(self) -> None:
         """Write numbers that were measured after training, such as metrics of a test set."""
         trainer = self.trainer
-        trainer.storage.put_scalars(**scalars)
         with ExitStack() as stack:
             for writer in self._writers:
                 writer.begin(trainer.completed_iters)

@@ -219,9 +219,12 @@ class Run(RunBase):
                 if self.config.train.load_best_at_end:
                     self._load_best()
                 if evaluation.enabled and evaluation.at_end:
-                    metrics = self.evaluate(datasets=evaluation.at_end)
-                    (writer,) = [hook for hook in trainer.hooks if isinstance(hook, WriterHook)]
-                    writer.write_after_training(metrics)
+                    trainer.storage.put_scalars(**self.evaluate(datasets=evaluation.at_end))
+                    for hook in trainer.hooks:
+                        if isinstance(hook, WriterHook):
+                            hook.write_after_training()
+        except Interrupted:  # a resume, which makes no update, evaluates again
+            trainer.status = "interrupted"
         finally:
             self.end()
 

@@ -10,7 +10,7 @@ sys.path.append(str(ROOT / "tools"))
 from size import count_nodes, sizes
 
 #: maximum number of syntax nodes without annotations (docs/dev/decisions/0022-size.md)
-MOST_NODES = {"libai": 251_697, "tests": 227_850}
+MOST_NODES = {"libai": 251_763, "tests": 228_174}
 
 
 @pytest.mark.parametrize("top", MOST_NODES)
